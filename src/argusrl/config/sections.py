@@ -1,0 +1,367 @@
+"""The recipe, one frozen strict model per section. Units are in the names; the text under a field is its help.
+
+Values that depend on each other are checked in checks.py; loading, `base:` files and overrides are in load.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """Name of the run folder; default is the recipe's file name."""
+    root: Path = Path("runs")
+    """Folder that holds run folders: any POSIX folder all nodes see (FSx for Lustre, NFS, local disk)."""
+    seed: Natural = 0
+    """Seeds prompt order, sampling noise and adapter initialisation."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels and refuse what has none, so that a run can be repeated bit for bit."""
+
+
+class ModelSection(Section):
+    path: str
+    """Model folder, or a hub id (the usual HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply)."""
+    revision: str | None = None
+    """Hub revision."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Computation type of base weights; auto is bfloat16 on GPU and float32 on CPU."""
+    max_tokens: Count = 4096
+    """Longest sequence (prompt with expanded images and replies of all turns); the engine's max_model_len."""
+    min_pixels: Count | None = None
+    """Images are scaled up to at least this many pixels; default is the model's own."""
+    max_pixels: Count | None = None
+    """Images are scaled down to at most this many pixels; default is the model's own."""
+    chat_template: Path | None = None
+    """Jinja file that replaces the model's chat template."""
+    chat_template_options: dict[str, Any] = {}
+    """Extra variables for the chat template, e.g. {enable_thinking: false}."""
+
+
+class AdapterSection(Section):
+    kind: Literal["lora", "full"] = "lora"
+    """lora trains a LoRA adapter; full trains every parameter of the language model."""
+    rank: Count = 32
+    """LoRA rank; one that the engine serves: 1, 8, 16, 32, 64, 128, 256, 320 or 512."""
+    alpha: Positive | None = None
+    """LoRA alpha; default is twice the rank."""
+    target: Literal["language"] | list[str] = "language"
+    """Modules to adapt: all linear layers of the language model, or names of linear layers in it (q_proj, …)."""
+    initial: Path | None = None
+    """PEFT folder to start from; default is a fresh adapter that changes nothing."""
+
+
+class ColumnSection(Section):
+    prompt: str = "prompt"
+    """Column with the question: text, or a list of chat messages."""
+    images: str | None = "images"
+    """Column with one image or a list of them: bytes, {bytes, path}, a path, or a data URI."""
+    answer: str | None = "answer"
+    """Column with the answer."""
+    id: str | None = None
+    """Column with a unique id; default is the row number."""
+    info: list[str] = []
+    """More columns that rewards and environments get to see."""
+
+
+class DataSection(Section):
+    kind: Literal["files", "generated", "environment"] = "files"
+    """files reads rows; generated calls a function; environment takes its starts from the environment section."""
+    train: Path | str | None = None
+    """Parquet or JSONL file, a folder of them, or a folder saved by `datasets`."""
+    heldout: Path | str | None = None
+    """The same for evaluation."""
+    format: Literal["columns", "verl", "skyrl", "trl"] = "columns"
+    """columns uses the mapping below; the others read files made for those projects."""
+    columns: ColumnSection = ColumnSection()
+    """Column mapping."""
+    system_prompt: str | None = None
+    """Put before every prompt."""
+    suffix: str | None = None
+    """Text added to the end of every question, e.g. how to answer."""
+    generator: str | None = None
+    """kind generated: `module:function` or `file.py:function`; called as f(index, split, **options) -> Prompt."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the generator."""
+    train_size: Count | None = None
+    """Use this many rows (files) or make this many (generated)."""
+    heldout_size: Count | None = None
+    """The same for evaluation."""
+    shuffle: bool = True
+    """Visit rows in a seeded random order, another one every pass."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """error lists bad rows and stops before anything starts; skip leaves them out and lists them."""
+    max_image_pixels: Count = 50_000_000
+    """Refuse images with more pixels than this."""
+
+
+class EnvironmentSection(Section):
+    kind: Literal["single_turn", "gymnasium", "python"] = "single_turn"
+    """single_turn asks once; gymnasium plays a Gymnasium environment rendered to pixels; python is your own class."""
+    id: str | None = None
+    """kind gymnasium: registered id, e.g. FrozenLake-v1."""
+    factory: str | None = None
+    """kind python: `module:Class` or `file.py:Class`. kind gymnasium: function (info, **options) -> gymnasium.Env."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    actions: dict[str, int] = {}
+    """kind gymnasium: words the model may answer, and the action each stands for."""
+    action_pattern: str = r"<action>\s*(.*?)\s*</action>"
+    """Regular expression whose first group is the action in a reply."""
+    instruction: str = ""
+    """Text of the first message, next to the first image."""
+    turn_text: str = ""
+    """Text next to the image of later turns."""
+    image_size: Count | None = None
+    """Rendered frames are scaled to this many pixels a side."""
+    max_turns: Count = 1
+    """Episodes longer than this are truncated."""
+    starts: list[dict[str, Any]] = []
+    """kind gymnasium: training starts, each {seed, options}; default is seeds 0 … data.train_size - 1."""
+    heldout_starts: list[dict[str, Any]] = []
+    """The same for evaluation; default is seeds 1,000,000 …."""
+    step_timeout_seconds: Seconds = 60.0
+    """Deadline of one reset, step or close."""
+    episode_timeout_seconds: Seconds = 1800.0
+    """Deadline of a whole episode."""
+    processes: Count = 1
+    """Processes per episode worker that run environments."""
+
+
+class RewardSection(Section):
+    kind: Literal["exact", "choice", "number", "math", "format", "environment", "python", "http"]
+    """Which reward; environment takes what the environment paid."""
+    name: str | None = None
+    """Name in metrics; default is the kind."""
+    weight: float = 1.0
+    """Factor in the weighted sum."""
+    function: str | None = None
+    """kind python: `module:function` or `file.py:function`, sync or async."""
+    pattern: str | None = None
+    """exact, choice, number: regular expression whose first group is the answer in a reply. format: what must match."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the reward."""
+    url: str | None = None
+    """kind http: where batches are posted."""
+    token: str | None = None
+    """kind http: bearer token as a reference, env:NAME or file:PATH."""
+    batch_size: Count = 16
+    """kind http: most trajectories in one request."""
+    timeout_seconds: Seconds = 30.0
+    """Deadline of one call; a Python reward that runs longer is killed."""
+    attempts: Count = 3
+    """kind http: tries with growing pauses before the call has failed."""
+
+
+class AlgorithmSection(Section):
+    num_steps: Count = 100
+    """Number of training steps."""
+    prompts_per_step: Count = 32
+    """Prompts (groups) in a step."""
+    group_size: Count = 8
+    """Trajectories per prompt."""
+    updates_per_step: Count = 1
+    """Optimizer updates in a step, over disjoint sets of whole groups."""
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """group_std: (reward - mean) / (std + 1e-6) in the group; group_mean: reward - mean."""
+    clip_low: Positive = 0.2
+    """Lower clip of the probability ratio: 1 - clip_low."""
+    clip_high: Positive = 0.2
+    """Upper clip of the probability ratio: 1 + clip_high."""
+    importance_cap: Positive | None = 2.0
+    """Token weights trainer / engine probability are cut at this value (truncated importance sampling); null is off."""
+
+
+class OptimizerSection(Section):
+    learning_rate: NonNegative = 1e-5
+    """Peak learning rate of AdamW."""
+    betas: tuple[Share, Share] = (0.9, 0.99)
+    """AdamW betas."""
+    epsilon: Positive = 1e-8
+    """AdamW epsilon."""
+    weight_decay: NonNegative = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+    warmup_steps: Natural = 0
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls from its peak to final_share of it at the last step."""
+    final_share: Share = 0.0
+    """Share of the peak rate at the end of the schedule."""
+    schedule_steps: Count | None = None
+    """Steps the schedule spans; default is algorithm.num_steps."""
+
+
+class RolloutSection(Section):
+    temperature: Positive = 1.0
+    """Sampling temperature in training; the trainer uses the same."""
+    max_response_tokens: Count = 512
+    """Longest reply of one turn."""
+    max_prompt_tokens: Count | None = None
+    """Longest first prompt after image expansion; default is model.max_tokens - max_response_tokens."""
+    request_timeout_seconds: Seconds = 600.0
+    """Deadline of one engine request."""
+    max_failed_share: Share = 0.25
+    """A step in which a larger share of episodes failed pauses the run until the failing service answers again."""
+    retries: Natural = 2
+    """How often an episode that failed through infrastructure is tried again, with the same seed."""
+    pause_probe_seconds: Seconds = 10.0
+    """While paused, failed episodes are tried again after this long."""
+    pause_limit_seconds: Seconds = 3600.0
+    """A pause longer than this ends the run with the reason."""
+
+
+class EngineSection(Section):
+    gpu_memory_share: Share = 0.5
+    """Share of GPU memory for the engine while it is awake."""
+    cache_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    """Bytes of KV cache; default is what gpu_memory_share leaves (GPU) or 1 GiB (CPU)."""
+    max_sequences: Count = 128
+    """Sequences decoded at the same time by one engine."""
+    eager: bool | None = None
+    """Do not capture graphs; default is true on CPU and false on GPU."""
+    tensor_parallel: Count = 1
+    """GPUs of one engine."""
+    options: dict[str, Any] = {}
+    """More vLLM engine arguments, passed as they are."""
+
+
+class TrainingSection(Section):
+    micro_batch_tokens: Count = 16_384
+    """Tokens packed into one forward and backward of one rank."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward; default is true on GPU and false on CPU."""
+    threads: Count = 1
+    """CPU threads of one rank."""
+    collective_timeout_seconds: Seconds = 600.0
+    """Deadline of one collective of the ranks."""
+
+
+class EvaluateSection(Section):
+    every_steps: Natural = 10
+    """Evaluate after every so many steps, at the start and at the end; 0 is never."""
+    prompts: Count | None = None
+    """Use the first so many held-out prompts; default is all."""
+    samples: Count = 1
+    """Sampled replies per prompt (the greedy one comes on top)."""
+    temperature: Positive = 1.0
+    """Temperature of the sampled replies."""
+    success_reward: float = 1.0
+    """A trajectory with at least this reward counts as a success (accuracy)."""
+    stop_at: Share | None = None
+    """End the run when sampled held-out accuracy reaches this."""
+    stop_after: Count | None = None
+    """End the run when so many evaluations in a row brought no new best."""
+
+
+class CheckpointSection(Section):
+    every_steps: Count = 1
+    """Write optimizer and RNG state after every so many steps."""
+    keep: Count = 2
+    """Checkpoints kept on disk."""
+    keep_adapters: Count = 3
+    """Newest adapters kept on disk, besides the best one and those a kept checkpoint needs."""
+    keep_trajectories: bool = True
+    """Keep trajectories and images of steps older than the oldest kept checkpoint."""
+
+
+class ClusterSection(Section):
+    address: str = "local"
+    """local starts Ray on this machine; auto joins the cluster this process runs in; else host:port or ray://…."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What ranks and engines run on."""
+    slots: Count | None = None
+    """Bundles (one per GPU, on CPU one per slot); default is all GPUs, or 1 on CPU."""
+    colocate: bool = True
+    """Each bundle holds a rank and an engine; false gives them bundles of their own."""
+    engines: Count | None = None
+    """colocate false: bundles for engines, of all slots."""
+    cpus_per_slot: Positive = 1.0
+    """CPUs reserved for a bundle."""
+    episode_workers: Count = 1
+    """Processes that play episodes (and hold the environment and reward processes)."""
+    reward_processes: Count = 1
+    """Processes per episode worker that compute Python rewards."""
+    start_timeout_seconds: Seconds = 600.0
+    """Deadline for resources and actors to come up."""
+    call_timeout_seconds: Seconds = 1800.0
+    """Deadline of one call to an engine or rank."""
+    environment: dict[str, str] = {}
+    """Environment variables of all actors; secrets as env:NAME or file:PATH."""
+
+
+class WandbSection(Section):
+    project: str
+    """W&B project."""
+    entity: str | None = None
+    """W&B entity."""
+
+
+class MlflowSection(Section):
+    uri: str
+    """MLflow tracking URI."""
+    experiment: str = "argusrl"
+    """MLflow experiment."""
+
+
+class ObserveSection(Section):
+    display: Literal["auto", "rich", "plain", "none"] = "auto"
+    """Live panel, plain lines, or nothing; auto is the panel where there is a terminal."""
+    tensorboard: bool = True
+    """Write TensorBoard files."""
+    wandb: WandbSection | None = None
+    """Send metrics to Weights & Biases, too."""
+    mlflow: MlflowSection | None = None
+    """Send metrics to MLflow, too."""
+
+
+class RecoverySection(Section):
+    max_restarts: Natural = 10
+    """The supervisor restarts the driver at most this often per window."""
+    window_seconds: Seconds = 3600.0
+    """Length of that window."""
+    grace_seconds: Seconds = 20.0
+    """Time to seal everything after SIGTERM or Ctrl-C."""
+
+
+class Config(Section):
+    """A whole recipe with every default filled in."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    adapter: AdapterSection = AdapterSection()
+    data: DataSection
+    environment: EnvironmentSection = EnvironmentSection()
+    rewards: Annotated[list[RewardSection], Field(min_length=1)]
+    algorithm: AlgorithmSection = AlgorithmSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    rollout: RolloutSection = RolloutSection()
+    engine: EngineSection = EngineSection()
+    training: TrainingSection = TrainingSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    cluster: ClusterSection = ClusterSection()
+    observe: ObserveSection = ObserveSection()
+    recovery: RecoverySection = RecoverySection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_base_left(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            values.pop("base", None)
+        return values

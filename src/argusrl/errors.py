@@ -1,0 +1,93 @@
+"""Every error a user can meet, and the exit code it ends with.
+
+    ArgusError                 1   anything below; says what is wrong, with the values, and what to do
+    |- ConfigError             2   the recipe or the command line is wrong (all problems at once)
+    |- DataError               3   data set, image or row is unusable
+    |- ModelError              4   model folder, adapter or processor is unusable
+    |- StorageError            5   run root not writable, disk full, no atomic rename or link
+    |  `- CorruptionError      6   bytes do not match their digest
+    |- ClusterError            7   Ray, placement, device or port
+    |- FencedError             8   another driver owns this run now
+    |- WorkerError             9   an engine, rank or episode worker failed and could not be replaced
+    |  |- EngineError
+    |  `- AdapterRefused          the engine did not prove the adapter
+    |- NumericsError          10   NaN or Inf where the rule says stop
+    |- DeadlineError          11   a wait ran past its deadline
+    `- Interrupted            75   stopped by a signal with everything sealed: run the same command to resume
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ArgusError(Exception):
+    """Base class. `message` is shown as it is; `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)  # both in args: must survive pickling through Ray
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+
+class ConfigError(ArgusError):
+    """The recipe or the command line is wrong. `problems` lists every mistake, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str] | str, hint: str = "") -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems), hint)
+
+
+class DataError(ArgusError):
+    exit_code = 3
+
+
+class ModelError(ArgusError):
+    exit_code = 4
+
+
+class StorageError(ArgusError):
+    exit_code = 5
+
+
+class CorruptionError(StorageError):
+    exit_code = 6
+
+
+class ClusterError(ArgusError):
+    exit_code = 7
+
+
+class FencedError(ArgusError):
+    exit_code = 8
+
+
+class WorkerError(ArgusError):
+    exit_code = 9
+
+
+class EngineError(WorkerError):
+    """The engine refused or failed one request, or died."""
+
+
+class AdapterRefused(WorkerError):
+    """The engine did not prove that it serves the adapter: digest or canary disagree."""
+
+
+class NumericsError(ArgusError):
+    exit_code = 10
+
+
+class DeadlineError(ArgusError):
+    exit_code = 11
+
+
+class Interrupted(ArgusError):
+    exit_code = 75

@@ -1,0 +1,136 @@
+"""The engine port: samples tokens from one adapter version. vllm_engine.py is the real one; tests hold a fake.
+
+Both pass tests/contracts/engine_contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from argusrl.types import AdapterRef, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineImage:
+    """An image of a request. `data` may be None where the engine was sent the same image before."""
+
+    sha256: str
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """Sample one reply per seed after the same tokens.
+
+    `collapsed_ids` holds one placeholder per image (the engine expands them); `expanded_ids` is what the trainer
+    will see. The engine's own expansion must equal it, or the request is refused.
+    """
+
+    id: str
+    collapsed_ids: tuple[int, ...]
+    expanded_ids: tuple[int, ...]
+    images: tuple[EngineImage, ...]  # of the whole sequence, in reading order
+    seeds: tuple[int, ...]  # [n]; the noise of reply token t depends on (seed, t) alone
+    temperature: float  # 0 is greedy
+    max_tokens: int
+    adapter_version: int | None  # None is the base model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled reply."""
+
+    response_ids: tuple[int, ...]  # [R] end token included
+    logprobs: tuple[float, ...]  # [R] natural log, of the sampled distribution (temperature and banned tokens applied)
+    stop: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A fixed sequence whose log-probabilities tell adapters apart: prompt with image, then fixed reply ids."""
+
+    collapsed_ids: tuple[int, ...]
+    expanded_ids: tuple[int, ...]
+    images: tuple[EngineImage, ...]
+    response_ids: tuple[int, ...]  # [R]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProgress:
+    """Counters that only grow; a watchdog compares two readings."""
+
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    running_requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # served from the prefix cache
+    adapter_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything an engine needs to start, resolved from the recipe on the driver."""
+
+    model: str
+    dtype: str
+    device: str  # "cpu" | "cuda"
+    max_tokens: int
+    max_images: int  # per sequence; 0 is a text-only model
+    lora_rank: int | None  # None: full-parameter training
+    lora_alpha: float
+    banned_ids: tuple[int, ...]  # vision and padding tokens that must never be sampled
+    end_ids: tuple[int, ...]
+    cache_bytes: int | None
+    gpu_memory_share: float
+    max_sequences: int
+    eager: bool
+    tensor_parallel: int
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    revision: str | None = None
+    options: dict[str, object] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Every method may be called while others run. Errors: EngineError (one request or the engine), AdapterRefused."""
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        """One completion per seed, in order. Cancelling the call aborts the request in the engine."""
+        ...
+
+    async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:
+        """Load a published adapter under a new name and id and return the digest of what was loaded.
+
+        The digest is computed from the tensors inside the engine's model layers, and equals `ref.sha256` when
+        every published tensor reached a layer unchanged; otherwise AdapterRefused is raised and nothing is served.
+        Older versions are dropped. Loading the version that is already live is a no-op.
+        """
+        ...
+
+    async def score(self, canary: Canary, adapter_version: int | None) -> list[float]:
+        """[R] log-probabilities of the canary's reply (temperature 1, nothing banned) under a version or the base."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give GPU memory back (weights and cache). Refused while requests run. No-op state change on CPU."""
+        ...
+
+    async def wake_weights(self) -> None:
+        """First half of waking: weights, not the cache, so that adapters can be loaded before the cache returns."""
+        ...
+
+    async def wake_cache(self) -> None:
+        """Second half of waking; requests are accepted afterwards."""
+        ...
+
+    async def progress(self) -> EngineProgress: ...
+
+    async def close(self) -> None: ...
+
+
+def lora_ranks_served() -> Sequence[int]:
+    """LoRA ranks that vLLM serves."""
+    return (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -1,0 +1,96 @@
+"""Every path of a run folder, once. The folder is an API: docs/architecture.md describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT_VERSION = 1  # of the run folder; a reader refuses a folder with a higher one
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """`<root>/<run>`: names only, touches nothing. Methods return absolute paths; `relative` shortens one."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def epochs(self) -> Path:
+        return self.path / "epochs"
+
+    def epoch(self, epoch: int) -> Path:
+        return self.epochs / f"{epoch:04d}.json"
+
+    @property
+    def commits(self) -> Path:
+        return self.path / "commits"
+
+    def commit(self, step: int) -> Path:
+        return self.commits / f"{step:06d}.json"
+
+    def trajectories(self, step: int) -> Path:
+        return self.path / "trajectories" / f"{step:06d}"
+
+    def segment(self, step: int, writer: str, epoch: int) -> Path:
+        return self.trajectories(step) / f"{writer}.e{epoch:04d}.seg"
+
+    def images(self, step: int) -> Path:
+        return self.path / "images" / f"{step:06d}"
+
+    def image_segment(self, step: int, writer: str, epoch: int) -> Path:
+        return self.images(step) / f"{writer}.e{epoch:04d}.seg"
+
+    @property
+    def adapters(self) -> Path:
+        return self.path / "adapters"
+
+    def adapter(self, version: int, epoch: int) -> Path:
+        return self.adapters / f"v{version:06d}.e{epoch:04d}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int, epoch: int) -> Path:
+        return self.checkpoints / f"{step:06d}.e{epoch:04d}"
+
+    @property
+    def retired(self) -> Path:
+        return self.path / "retired"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, attempt: int) -> Path:
+        return self.attempts / f"{attempt:03d}"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.path).as_posix()
+
+    def absolute(self, relative: str) -> Path:
+        return self.path / relative
