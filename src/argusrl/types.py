@@ -149,6 +149,7 @@ class EpisodeFailure:
     kind: str  # "environment" | "reward" | "request" | "timeout" | "refused"
     source: str  # which environment, reward or service
     message: str
+    infrastructure: bool = False  # trying again later makes sense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -127,11 +127,11 @@ class EnvironmentSection(Section):
     turn_text: str = ""
     """Text next to the image of later turns."""
     image_size: Count | None = None
-    """Rendered frames are scaled to this many pixels a side."""
+    """Rendered frames are scaled so that the longer side has this many pixels; default is as rendered."""
     max_turns: Count = 1
     """Episodes longer than this are truncated."""
     starts: list[dict[str, Any]] = []
-    """kind gymnasium: training starts, each {seed, options}; default is seeds 0 … data.train_size - 1."""
+    """kind gymnasium: training starts, each {seed, options}; options go over those above. Default is seeds 0 …."""
     heldout_starts: list[dict[str, Any]] = []
     """The same for evaluation; default is seeds 1,000,000 …."""
     step_timeout_seconds: Seconds = 60.0
@@ -358,10 +358,3 @@ class Config(Section):
     cluster: ClusterSection = ClusterSection()
     observe: ObserveSection = ObserveSection()
     recovery: RecoverySection = RecoverySection()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_base_left(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            values.pop("base", None)
-        return values

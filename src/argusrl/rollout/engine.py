@@ -5,7 +5,6 @@ Both pass tests/contracts/engine_contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,7 +33,7 @@ class SampleRequest:
     expanded_ids: tuple[int, ...]
     images: tuple[EngineImage, ...]  # of the whole sequence, in reading order
     seeds: tuple[int, ...]  # [n]; the noise of reply token t depends on (seed, t) alone
-    temperature: float  # 0 is greedy
+    temperature: float  # 0 to 2; 0 is greedy
     max_tokens: int
     adapter_version: int | None  # None is the base model
 
@@ -91,6 +90,7 @@ class EngineSettings:
     min_pixels: int | None = None
     max_pixels: int | None = None
     revision: str | None = None
+    lora_targets: tuple[str, ...] = ()  # last name parts of the adapted modules, "q_proj"; empty: all vLLM supports
     options: dict[str, object] = field(default_factory=dict)
 
 
@@ -129,8 +129,3 @@ class Engine(Protocol):
     async def progress(self) -> EngineProgress: ...
 
     async def close(self) -> None: ...
-
-
-def lora_ranks_served() -> Sequence[int]:
-    """LoRA ranks that vLLM serves."""
-    return (1, 8, 16, 32, 64, 128, 256, 320, 512)

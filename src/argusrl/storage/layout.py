@@ -70,6 +70,9 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.path / "evaluations"
 
+    def evaluation(self, step: int) -> Path:
+        return self.evaluations / f"{step:06d}.json"
+
     @property
     def attempts(self) -> Path:
         return self.path / "attempts"

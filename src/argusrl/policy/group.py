@@ -1,0 +1,38 @@
+"""The process group of the ranks. Its store lives outside the ranks, so that a new group can form when one dies."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def host_store(host: str = "127.0.0.1", port: int = 0) -> dist.TCPStore:
+    """Start the rendezvous store in this process; `.port` is the bound port. It lives as long as the object."""
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+
+
+def connect(
+    *, rank: int, world: int, host: str, port: int, name: str, device: str = "cpu", timeout_seconds: float = 600.0
+) -> None:
+    """Join the group `name` at the store. A name is used once: survivors of a fault meet again under a new one.
+
+    Leaves the group this process is in, if any.
+    """
+    disconnect()
+    timeout = timedelta(seconds=timeout_seconds)
+    backend = "gloo"
+    if device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first use of cuBLAS
+        torch.cuda.set_device(0)  # an actor sees its own GPU only
+        backend = "cpu:gloo,cuda:nccl"
+    store = dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=timeout))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def disconnect() -> None:
+    """Leave the process group; nothing happens where there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

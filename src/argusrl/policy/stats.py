@@ -1,0 +1,30 @@
+"""What a rank answers to the driver: scalars only. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """One forward and backward over an update, the same on all ranks. Means are over computed response tokens."""
+
+    tokens: int  # response tokens computed; 0 where no group of the update had signal
+    row_tokens: int  # tokens that went through the model
+    loss: float  # with the update's own denominator
+    entropy: float  # nats, of the sampling distribution
+    ratio: float  # mean new / old probability
+    clip_share: float
+    cut_share: float  # importance weights cut at the cap
+    clamped_tokens: int  # log-ratios beyond ±20
+    gap_mean: float  # |trainer - engine| log-probabilities before the update
+    gap_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateStats:
+    """One optimizer step. `skipped` says why nothing was updated; the optimizer's state is then untouched."""
+
+    grad_norm: float  # before clipping; may be NaN or Inf where skipped
+    learning_rate: float
+    skipped: str | None = None  # "non-finite gradient" | "no signal"

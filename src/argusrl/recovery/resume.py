@@ -1,0 +1,76 @@
+"""Which run folder a `train` command means: a new one, or one to go on with. Resuming is the default."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from argusrl.config.load import config_difference, pinned, read_resolved, resumed, write_resolved
+from argusrl.config.sections import Config
+from argusrl.errors import ConfigError
+from argusrl.journal.attempts import Verdict, newest_attempt, read_verdict
+from argusrl.recovery.supervisor import count_commits
+from argusrl.storage.layout import RunFolder
+from argusrl.storage.publish import publish_file
+
+FORK_FILE = "fork.json"  # in the run folder: where a forked run comes from
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """What to do, in which folder, under which resolved config."""
+
+    action: Literal["new", "resume"]
+    folder: RunFolder
+    config: Config
+    message: str  # for people
+
+
+def choose_run(config: Config, *, fresh: bool = False) -> RunChoice:
+    """Resume the unfinished run of this name and config, or pick a new name when it is finished or `fresh`.
+
+    Raises ConfigError with the difference when the folder holds an unfinished run of another config.
+    """
+    name = config.run.name
+    assert name is not None  # the loader fills it
+    for number in range(1, 10_000):
+        folder = RunFolder(Path(config.run.root).absolute() / (name if number == 1 else f"{name}-{number}"))
+        named = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
+        if not folder.config.exists():
+            return RunChoice("new", folder, pinned(named), f"New run {folder.path}")
+        if fresh:
+            continue
+        if is_finished(folder, named):
+            continue
+        recorded = read_resolved(folder.config)
+        wanted = resumed(recorded, named)
+        message = f"Resuming {folder.path} after step {count_commits(folder)} of {wanted.algorithm.num_steps}"
+        return RunChoice("resume", folder, wanted, "; ".join([message, *config_difference(recorded, wanted)]))
+    raise ConfigError(f"more than 9,999 runs are named {name}", "give another run.name")
+
+
+def is_finished(folder: RunFolder, config: Config) -> bool:
+    """All steps of `config` are committed and the attempt that did it said so, or it stopped early by its own rule."""
+    last = last_verdict(folder)
+    if last is None or not last.complete:
+        return False
+    return bool(last.details.get("stopped_early")) or count_commits(folder) >= config.algorithm.num_steps
+
+
+def last_verdict(folder: RunFolder) -> Verdict | None:
+    """The verdict of the newest attempt that has one."""
+    for attempt in range(newest_attempt(folder), 0, -1):
+        verdict = read_verdict(folder, attempt)
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def create_run(choice: RunChoice, fork: dict[str, Any] | None = None) -> None:
+    """Make the folder of a new run and write its resolved config (write-once)."""
+    choice.folder.path.mkdir(parents=True, exist_ok=True)
+    if fork is not None:
+        publish_file(choice.folder.path / FORK_FILE, json.dumps(fork, indent=1).encode())
+    write_resolved(choice.config, choice.folder.config)

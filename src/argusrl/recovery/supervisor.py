@@ -1,0 +1,139 @@
+"""Keeps a run going: starts the driver process, waits, decides by decide.py, starts it again.
+
+It imports neither Ray nor torch, so it stays alive when they do not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from argusrl.config.load import write_resolved
+from argusrl.config.sections import Config
+from argusrl.errors import Interrupted
+from argusrl.journal.attempts import Verdict, next_attempt, read_verdict, write_verdict
+from argusrl.recovery.decide import AttemptEnd, decide
+from argusrl.storage.layout import RunFolder
+
+_PR_SET_PDEATHSIG = 1
+
+
+def supervise(
+    folder: RunFolder, config: Config, *, say: Callable[[str], None], debug: bool = False
+) -> int:
+    """Run drivers of `folder` until one completes or the rule says stop; the exit code of the whole command."""
+    recovery = config.recovery
+    history: list[AttemptEnd] = []
+    while True:
+        attempt = next_attempt(folder)
+        write_resolved(config, folder.attempt(attempt) / "config.yaml")
+        end, asked_to_stop = _run_attempt(folder, attempt, recovery.grace_seconds, debug=debug)
+        if asked_to_stop and end.exit_code != 0:
+            return Interrupted.exit_code  # whatever became of the driver: the same command resumes
+        history.append(end)
+        decision = decide(history, max_restarts=recovery.max_restarts, window_seconds=recovery.window_seconds)
+        if decision.action == "stop":
+            if end.exit_code not in (0, decision.exit_code) or end.exit_code < 0:
+                say(f"Stopped: {decision.reason}")
+            return decision.exit_code
+        say(f"Restarting ({len(history)}): {decision.reason}")
+
+
+def _run_attempt(folder: RunFolder, attempt: int, grace_seconds: float, *, debug: bool) -> tuple[AttemptEnd, bool]:
+    command = [sys.executable, "-m", "argusrl.training.driver", str(folder.path), str(attempt)]
+    process = subprocess.Popen(
+        command + (["--debug"] if debug else []),
+        # A session of its own: Ctrl-C reaches the supervisor alone, which asks the driver to seal and stop.
+        start_new_session=True,
+        preexec_fn=_die_with_parent(os.getpid()),
+    )
+    with _Forwarded(process, grace_seconds) as signals:
+        code = process.wait()
+    verdict = _verdict(folder, attempt, code)
+    end = AttemptEnd(
+        exit_code=code,
+        ended_at=time.time(),
+        committed_steps=verdict.step or 0,
+        error=verdict.error,
+        message=verdict.reason.partition("\n")[0],
+    )
+    return end, signals.asked_to_stop
+
+
+def _verdict(folder: RunFolder, attempt: int, code: int) -> Verdict:
+    """What the driver wrote about its own end; a killed one wrote nothing, so the supervisor does."""
+    verdict = read_verdict(folder, attempt)
+    if verdict is not None:
+        return verdict
+    killed = code < 0
+    reason = f"killed by {signal.Signals(-code).name}" if killed else f"the driver ended with code {code}"
+    return write_verdict(
+        folder,
+        attempt,
+        Verdict(
+            outcome="killed" if killed else "failed",
+            exit_code=code,
+            reason=reason,
+            step=count_commits(folder),
+            time=time.time(),
+        ),
+    )
+
+
+def count_commits(folder: RunFolder) -> int:
+    """Committed training steps, by name only."""
+    step = 0
+    while folder.commit(step + 1).exists():
+        step += 1
+    return step
+
+
+class _Forwarded:
+    """While active, SIGINT and SIGTERM ask the driver to stop; one that does not stop in time is killed."""
+
+    def __init__(self, process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+        self.process, self.grace_seconds = process, grace_seconds
+        self.previous: dict[int, Any] = {}
+        self.asked_to_stop = False
+
+    def __enter__(self) -> _Forwarded:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.previous[number] = signal.signal(number, self._forward)
+        self.previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._kill)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.alarm(0)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.asked_to_stop = True
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            signal.alarm(max(1, round(self.grace_seconds)))
+
+    def _kill(self, number: int, frame: FrameType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    """A driver whose supervisor is gone must not go on alone: nobody would restart it or read its verdict."""
+
+    def prepare() -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return prepare
+
+

@@ -1,0 +1,60 @@
+"""manifest.json: the last file of a published folder. A folder without one proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from argusrl.errors import CorruptionError
+from argusrl.storage.digests import sha256_file
+from argusrl.storage.publish import publish_file
+from argusrl.storage.sealed_json import encode_sealed, read_sealed
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Publish the manifest of a complete, durable folder: `fields` and size and digest of every file. Returns it.
+
+    Raises FileExistsError if the folder has one, StorageError if storage fails.
+    """
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+        for name in sorted(_names(folder))
+    }
+    manifest = {**fields, "files": files}
+    publish_file(folder / MANIFEST, encode_sealed(manifest))
+    return manifest
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether the folder was published to its end."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, after a check that every file it names is there in full size. Raises CorruptionError."""
+    manifest = read_sealed(folder / MANIFEST)
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CorruptionError(f"{path} is missing, its manifest names it")
+        if (size := path.stat().st_size) != entry["bytes"]:
+            raise CorruptionError(f"{path} has {size} bytes, its manifest says {entry['bytes']}")
+    return manifest
+
+
+def verify_manifest(folder: Path) -> dict[str, Any]:
+    """read_manifest, and the digest of every file. Raises CorruptionError."""
+    manifest = read_manifest(folder)
+    for name, entry in manifest["files"].items():
+        if (digest := sha256_file(folder / name)) != entry["sha256"]:
+            raise CorruptionError(f"{folder / name} has sha256 {digest}, its manifest says {entry['sha256']}")
+    return manifest
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.is_file() and path != folder / MANIFEST:
+            yield path.relative_to(folder).as_posix()

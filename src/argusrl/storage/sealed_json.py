@@ -1,0 +1,64 @@
+"""Sealed JSON: readable files that notice any changed byte.
+
+The last key, `seal`, is the SHA-256 of the text without it. A reader encodes what it read again and compares bytes,
+so a flip anywhere, white space included, is found. Every write-once JSON file of a run folder is sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from argusrl.errors import CorruptionError
+
+SEAL = "seal"
+_LOST = "restore the file from a copy; `argusrl runs verify` lists everything that is damaged"
+
+
+def encode_sealed(fields: Mapping[str, Any]) -> bytes:
+    """Indented JSON of `fields` and their seal. NaN and infinities become strings, JSON has no word for them."""
+    body = json_safe(fields)
+    return _pretty({**body, SEAL: hashlib.sha256(_pretty(body)).hexdigest()})
+
+
+def decode_sealed(data: bytes, path: Path) -> dict[str, Any]:
+    """The fields without their seal. Raises CorruptionError naming `path` if a byte is not as it was written."""
+    try:
+        fields = json.loads(data)
+        del fields[SEAL]
+        intact = encode_sealed(fields) == data
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise CorruptionError(f"{path} is damaged: its {len(data)} bytes do not match their seal", _LOST)
+    return dict(fields)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read and check a sealed file. Raises CorruptionError if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptionError(f"{path} is missing", _LOST) from None
+    return decode_sealed(data, path)
+
+
+def json_safe(value: Any) -> Any:
+    """`value` as JSON can hold it: tuples as lists, arrays as numbers, "NaN", "Infinity" and "-Infinity" as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if hasattr(value, "tolist"):  # NumPy and torch scalars and arrays, without importing either
+        return json_safe(value.tolist())
+    return value
+
+
+def _pretty(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, allow_nan=False).encode() + b"\n"

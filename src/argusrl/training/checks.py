@@ -1,0 +1,118 @@
+"""Everything that can be wrong with a recipe's input, found on the driver before any actor starts."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argusrl.config.sections import Config
+from argusrl.data.check import CheckedSource, check_source, find_overlap
+from argusrl.data.source import has_split, open_source
+from argusrl.errors import ModelError
+from argusrl.rollout.rendering import Renderer, RenderingRefused
+from argusrl.types import Prompt
+
+_ANSWERED = frozenset({"exact", "choice", "number", "math"})  # rewards that compare with an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedInput:
+    """What the driver knows of model and data after it looked at all of it."""
+
+    renderer: Renderer
+    train: CheckedSource
+    heldout: CheckedSource | None
+    max_images: int  # most images in one sequence; 0 for a text-only model
+    warnings: tuple[str, ...]
+
+    def bad_rows(self) -> dict[str, Sequence[int]]:
+        """Rows that episode workers leave out, too."""
+        checked = {"train": self.train, "heldout": self.heldout}
+        return {name: array("Q", (bad.row for bad in one.bad)) for name, one in checked.items() if one is not None}
+
+
+def check_input(config: Config, say: Callable[[str], None]) -> CheckedInput:
+    """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
+    check_model_folder(config.model.path)
+    renderer = Renderer.of(config.model)
+    images = _ImageCount()
+    limit = prompt_limit(config)
+    answers = config.environment.kind == "single_turn" and any(reward.kind in _ANSWERED for reward in config.rewards)
+
+    def also(prompt: Prompt) -> str | None:
+        images.see(prompt)
+        if not prompt.messages:
+            return None
+        try:
+            tokens = renderer.count_tokens(prompt.messages)
+        except RenderingRefused as error:
+            return str(error)
+        if tokens > limit:
+            return f"the prompt has {tokens} tokens with its images expanded, at most {limit} fit (rollout.max_prompt_tokens)"
+        return None
+
+    def check(split: Any) -> CheckedSource:
+        return check_source(
+            open_source(config.data, config.environment, split),
+            split=split,
+            needs_answer=answers,
+            forbidden=renderer.placeholder_texts,
+            on_bad_row=config.data.on_bad_row,
+            also=also,
+        )
+
+    train = check("train")
+    heldout = check("heldout") if has_split(config.data, config.environment, "heldout") else None
+    warnings = [f"{len(one.bad)} unusable rows are left out" for one in (train, heldout) if one and one.bad]
+    if heldout is not None and (overlap := find_overlap(train, heldout)):
+        warnings.append(f"{len(overlap)} held-out rows are also training rows: accuracy on them flatters")
+    for warning in warnings:
+        say(warning)
+    if not renderer.shows_images:
+        max_images = 0
+    elif config.environment.kind == "single_turn":
+        max_images = max(1, images.most)
+    else:
+        max_images = max(1, images.most) * (config.environment.max_turns + 1)
+    return CheckedInput(
+        renderer=renderer, train=train, heldout=heldout, max_images=max_images, warnings=tuple(warnings)
+    )
+
+
+def check_model_folder(path: str) -> None:
+    """A clear word about a local folder that is not a model; hub ids are left to transformers. Raises ModelError."""
+    folder = Path(path)
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") != 1 or folder.exists()
+    if not folder.is_dir():
+        if looks_local:
+            raise ModelError(f"model.path = {path!r} is not a folder", "give a model folder or a hub id like ORG/NAME")
+        return
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ModelError(f"{folder} has no config.json", "it is not a model folder; a run folder is exported with argusrl export")
+    try:
+        kind = json.loads(config.read_text()).get("model_type")
+    except ValueError as error:
+        raise ModelError(f"{config} is not JSON: {error}") from error
+    if not kind:
+        raise ModelError(f"{config} names no model_type", "it is not a transformers model folder")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise ModelError(f"{folder} has no weights (*.safetensors)", "is the download complete?")
+
+
+def prompt_limit(config: Config) -> int:
+    """Longest first prompt in tokens."""
+    room = config.model.max_tokens - config.rollout.max_response_tokens
+    return min(room, config.rollout.max_prompt_tokens or room)
+
+
+class _ImageCount:
+    def __init__(self) -> None:
+        self.most = 0
+
+    def see(self, prompt: Prompt) -> None:
+        self.most = max(self.most, sum(len(message.images) for message in prompt.messages))

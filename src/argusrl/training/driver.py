@@ -1,0 +1,296 @@
+"""One attempt of a run: `python -m argusrl.training.driver RUN_FOLDER ATTEMPT`, started by the supervisor.
+
+Claims the next epoch, checks the input, starts the workers, trains, and leaves a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from argusrl.config.load import digest, read_resolved
+from argusrl.config.secrets import resolve_environment
+from argusrl.config.sections import Config
+from argusrl.data.order import PromptOrder
+from argusrl.errors import ArgusError
+from argusrl.journal.attempts import Heartbeat, Verdict, write_heartbeat, write_verdict
+from argusrl.journal.commits import CommitChain
+from argusrl.journal.epochs import claim_epoch
+from argusrl.journal.retention import sweep_temporaries
+from argusrl.observe.display import Display, make_display
+from argusrl.observe.events import EventLog
+from argusrl.observe.redact import Redactor
+from argusrl.observe.sinks import open_sinks, require_sinks
+from argusrl.recovery.supervisor import count_commits
+from argusrl.storage.layout import RunFolder
+from argusrl.storage.probe import probe_root
+from argusrl.training.checks import CheckedInput, check_input
+from argusrl.training.evaluation_file import read_evaluation, read_evaluations
+
+_HEARTBEAT_SECONDS = 5.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run one attempt; the exit code."""
+    folder, attempt, debug = RunFolder(Path(arguments[0])), int(arguments[1]), "--debug" in arguments
+    logs = folder.attempt(attempt) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=logs / "driver.log", level=logging.INFO, force=True)
+    driver = _Driver(folder, attempt, logs)
+    try:
+        driver.prepare()
+        verdict = asyncio.run(driver.run())
+    except BaseException as error:
+        verdict = _verdict_of(error, folder, logs, debug)
+    write_verdict(folder, attempt, verdict)
+    if verdict.exit_code == 0:
+        driver.display.stop(closing_lines(folder, verdict))
+    else:
+        driver.display.stop()
+        print(failure_text(folder, verdict), file=sys.stderr, flush=True)
+    driver.heartbeat.stop()
+    return verdict.exit_code
+
+
+def _verdict_of(error: BaseException, folder: RunFolder, logs: Path, debug: bool) -> Verdict:
+    """Turn what ended the attempt into a verdict; the traceback goes to the log, people get one clear message."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    logging.error("".join(traceback.format_exception(error)))
+    if debug:
+        traceback.print_exception(error)
+    known = isinstance(error, ArgusError)
+    code = error.exit_code if isinstance(error, ArgusError) else 1
+    text = str(error) if known else f"{type(error).__name__}: {error} (traceback in {logs / 'driver.log'})"
+    return Verdict(
+        outcome="interrupted" if code == 75 else "failed",
+        exit_code=code,
+        reason=Redactor().text(text),
+        error=type(error).__name__,
+        step=count_commits(folder),
+        time=time.time(),
+    )
+
+
+@dataclass(slots=True)
+class _Driver:
+    folder: RunFolder
+    attempt: int
+    logs: Path
+    config: Config | None = None
+    display: Display = None  # type: ignore[assignment]
+    heartbeat: _HeartbeatThread = None  # type: ignore[assignment]
+    checked: CheckedInput | None = None
+
+    def __post_init__(self) -> None:
+        self.display = make_display("none")
+        self.heartbeat = _HeartbeatThread(self.folder, self.attempt)
+
+    def prepare(self) -> None:
+        """Everything that needs no cluster: config, storage, model folder, data. Raises the user's mistakes."""
+        own = self.folder.attempt(self.attempt) / "config.yaml"
+        config = read_resolved(own if own.exists() else self.folder.config)
+        self.config = config
+        require_sinks(config)
+        probe_root(self.folder.path)
+        self.display = make_display(config.observe.display)
+        self.display.start(config, self.folder.path, history(self.folder))
+        self.checked = check_input(config, lambda text: self.display.message(text, warning=True))
+
+    async def run(self) -> Verdict:
+        """Start the workers and train."""
+        # Ray is imported only once nothing cheap can go wrong any more, and reads its environment at import.
+        os.environ.update(ray_environment(self.config))
+        from argusrl.training.bring_up import start_workers
+        from argusrl.training.phases import Colocation
+        from argusrl.training.placement import place
+        from argusrl.training.run import Run
+        from argusrl.training.trainer import close, train
+
+        config, checked = self.config, self.checked
+        assert config is not None
+        assert checked is not None
+        epoch = claim_epoch(self.folder, {"attempt": self.attempt})
+        sweep_temporaries(self.folder)
+        events = EventLog(self.folder.events)
+        events.write("attempt", f"attempt {self.attempt} on {socket.gethostname()}", attempt=self.attempt, epoch=epoch.number)
+        sinks = open_sinks(config, self.folder, history(self.folder), lambda kind, text: _note(events, kind, text))
+        self.display.phase("ray start")
+        placement = place(config.cluster, resolve_environment(config.cluster.environment))
+        try:
+            layout = placement.layout
+            workers = start_workers(config, self.folder, placement, checked, epoch.number, self.logs)
+            dtype = config.model.dtype if config.model.dtype != "auto" else _default_dtype(layout.device)
+            run = Run(
+                config=config,
+                config_sha256=digest(read_resolved(self.folder.config)),
+                folder=self.folder,
+                epoch=epoch,
+                chain=CommitChain(self.folder, epoch),
+                workers=workers,
+                colocation=Colocation(workers.engines, workers.ranks, shared=layout.colocate),
+                checked=checked,
+                order=PromptOrder(
+                    len(checked.train.source),
+                    config.run.seed,
+                    config.data.shuffle,
+                    window=config.algorithm.prompts_per_step,
+                ),
+                events=events,
+                display=self.display,
+                dtype=dtype,
+                conditions=conditions(config, layout.ranks, layout.device),
+                workers_share_gpus=layout.colocate and layout.device == "cuda",
+                on_phase=self.heartbeat.phase,
+            )
+            self.heartbeat.start(run)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, run.stop.set)
+            outcome = await train(run, sinks)
+            with suppress(Exception):
+                await close(run)
+        finally:
+            placement.close()
+            sinks.close()
+        return Verdict(
+            outcome="complete",
+            exit_code=0,
+            reason=outcome.stopped_early or f"all {outcome.steps} steps are committed",
+            step=outcome.steps,
+            time=time.time(),
+            details={"stopped_early": outcome.stopped_early} if outcome.stopped_early else {},
+        )
+
+
+def ray_environment(config: Config | None) -> dict[str, str]:
+    """Variables that Ray reads when it is imported."""
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    if config is not None and config.cluster.address == "local":
+        # A token of its own per attempt: other users of this machine cannot submit work to its Ray, and nothing lands
+        # in the home folder.
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return variables
+
+
+def history(folder: RunFolder) -> list[dict[str, Any]]:
+    """The row of every committed step, evaluations included, as metrics.jsonl holds them."""
+    rows: list[dict[str, Any]] = []
+    chain = CommitChain(folder)
+    head = chain.head()
+    for step in range((head.step if head else -1) + 1):
+        evaluation = read_evaluation(folder, step)
+        if step == 0 and evaluation is None:
+            continue
+        metrics = evaluation["metrics"] if evaluation else {}
+        rows.append({"step": step, **(chain.read(step).metrics if step else {}), **metrics})
+    return rows
+
+
+def conditions(config: Config, ranks: int, device: str) -> dict[str, Any]:
+    """What a bit-exact replay needs to be the same."""
+    return {
+        "ranks": ranks,
+        "threads": config.training.threads,
+        "device": device,
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "peft", "ray")},
+    }
+
+
+def failure_text(folder: RunFolder, verdict: Verdict) -> str:
+    """What a person reads when the attempt did not complete."""
+    mark = "" if verdict.outcome == "interrupted" else "error: "
+    where = f"Run folder: {folder.path} (step {verdict.step or 0} is committed; logs in {folder.attempts})"
+    return f"{mark}{verdict.reason}\n{where}"
+
+
+def closing_lines(folder: RunFolder, verdict: Verdict) -> list[str]:
+    """What a person reads at the end: how it went, where everything is, what to do next."""
+    lines = [f"Complete: {verdict.reason}."]
+    evaluations = list(read_evaluations(folder, verdict.step or 0))
+    if evaluations:
+        first, last = evaluations[0], evaluations[-1]
+        for name in ("sampled", "greedy"):
+            before, after = first[name], last[name]
+            lines.append(
+                f"Held-out accuracy, {name}: {before['accuracy']:.3f} → {after['accuracy']:.3f} "
+                f"(95 % {after['low']:.3f}–{after['high']:.3f}, n = {after['count']})"
+            )
+    relative = os.path.relpath(folder.path)
+    lines += [
+        f"Run folder: {relative}",
+        "Next:",
+        f"  argusrl runs show {relative}        what happened, step by step",
+        f"  argusrl evaluate {relative}         base against adapter, again",
+        f"  argusrl export {relative} --to DIR  the adapter as a PEFT folder (--merge: a whole model)",
+        f"  tensorboard --logdir {relative}/tensorboard",
+    ]
+    return lines
+
+
+def _note(events: EventLog, kind: str, text: str) -> None:
+    events.write(kind, text)
+
+
+def _default_dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+class _HeartbeatThread:
+    """Rewrites heartbeat.json every few seconds, so that others see until when this attempt lived and what it did."""
+
+    def __init__(self, folder: RunFolder, attempt: int) -> None:
+        self.folder, self.attempt = folder, attempt
+        self.name = "start"
+        self.run: Any = None
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self, run: Any) -> None:
+        self.run = run
+        self.thread.start()
+
+    def phase(self, name: str) -> None:
+        self.name = name
+
+    def stop(self) -> None:
+        self.ended.set()
+        if self.thread.is_alive():
+            self.thread.join(timeout=_HEARTBEAT_SECONDS)
+
+    def _beat(self) -> None:
+        while True:
+            with suppress(ArgusError):  # a full disk is noticed where it matters
+                write_heartbeat(
+                    self.folder,
+                    self.attempt,
+                    Heartbeat(
+                        time=time.time(),
+                        pid=os.getpid(),
+                        host=socket.gethostname(),
+                        epoch=self.run.epoch.number,
+                        step=self.run.state.step,
+                        phase=self.name,
+                    ),
+                )
+            if self.ended.wait(_HEARTBEAT_SECONDS):
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,250 @@
+"""The actor that plays episodes: prompts, environments and rewards on CPUs, turns from engines, records to the journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+
+from argusrl.config.sections import Config
+from argusrl.data.source import PromptSource, SelectedSource, open_source
+from argusrl.environments.sessions import open_sessions
+from argusrl.errors import EngineError, WorkerError
+from argusrl.journal.episodes import EpisodeJournal, Leftovers, SealedStep
+from argusrl.rewards.combined import open_rewards
+from argusrl.rollout.engine import Completion, SampleRequest
+from argusrl.rollout.player import EpisodePlayer, PlaySettings, Sample, Unrecorded
+from argusrl.rollout.rendering import Renderer
+from argusrl.rollout.seeds import derive_seed
+from argusrl.storage.layout import RunFolder
+from argusrl.training.calls import translate
+from argusrl.training.fence import Fence
+from argusrl.training.process import start_logging
+from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """Play these samples of one prompt on one engine."""
+
+    index: int  # row of the prompt source
+    samples: tuple[int, ...]  # numbers of the trajectories in their group
+    engine: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What evaluation keeps of a trajectory."""
+
+    prompt_id: str
+    sample: int
+    reward: float
+    text: str
+    failed: str = ""  # the reason, for an episode that counts for nothing
+
+
+class _RayEngine:
+    """An engine actor as the player sees it."""
+
+    def __init__(self, actor: Any, epoch: int, step: int) -> None:
+        self.actor, self.epoch, self.step = actor, epoch, step
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[tuple[int, Completion]]:
+        try:
+            completions = await self.actor.sample.remote(self.epoch, self.step, request)
+        except RayError as error:
+            fault = translate(error, "the engine")
+            raise (EngineError(str(fault)) if isinstance(fault, WorkerError) else fault) from error
+        for item in enumerate(completions):
+            yield item
+
+
+class EpisodeWorker:
+    """Holds no model. One journal writer per step; several groups play at the same time."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        folder: RunFolder,
+        bad_rows: dict[str, Sequence[int]],
+        engines: Sequence[Any],
+        logs: Path,
+    ) -> None:
+        start_logging(logs / f"{name}.log")
+        self.name, self.config, self.folder, self.engines = name, config, folder, list(engines)
+        self.fence = Fence()
+        self.renderer = Renderer.of(config.model)
+        self.sources = {split: open_good_rows(config, split, bad) for split, bad in bad_rows.items()}
+        self.sessions = open_sessions(config.environment)
+        self.rewards = open_rewards(config.rewards, processes=config.cluster.reward_processes)
+        self.player = EpisodePlayer(self.renderer, self.sessions.new, self.rewards)
+        self.journal: EpisodeJournal | None = None
+        self.flush = _GroupCommit()
+        groups = 2 * config.engine.max_sequences * len(self.engines)
+        groups //= config.algorithm.group_size * config.cluster.episode_workers
+        self.slots = asyncio.Semaphore(max(1, groups))
+
+    async def ready(self) -> bool:
+        return True
+
+    async def begin(self, epoch: int, step: int) -> None:
+        """Open this worker's segments of a step."""
+        self.fence.check(epoch, step)
+        self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.name)
+
+    async def adopt(self, epoch: int, step: int, adapter_sha256: str) -> Leftovers:
+        """Take over what interrupted attempts had finished in this step, sampled from the committed adapter."""
+        self.fence.check(epoch, step)
+        assert self.journal is not None
+        return await asyncio.to_thread(self.journal.adopt, adapter_sha256)
+
+    async def play(
+        self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings, attempt: int
+    ) -> list[TrajectoryRef | EpisodeFailure]:
+        """Play samples of one group of the training set; durable in the journal when this returns."""
+        self.fence.check(epoch, step)
+        journal = self.journal
+        assert journal is not None
+        prompt = self.sources["train"][order.index]
+        seed = self.config.run.seed
+        environment_seed = derive_seed(seed, "environment", prompt.id)
+        samples = []
+        for number in order.samples:
+            key = TrajectoryKey(step, prompt.id, number)
+            samples.append(Sample(key=key, seed=derive_seed(seed, step, prompt.id, number)))
+        results: dict[TrajectoryKey, TrajectoryRef | EpisodeFailure] = {}
+
+        def on_end(outcome: Trajectory | EpisodeFailure, image_patches: int) -> None:
+            if isinstance(outcome, Trajectory):
+                results[outcome.key] = journal.finished(outcome, image_patches=image_patches)
+            else:
+                journal.failed(outcome)
+                results[outcome.key] = outcome
+
+        async with self.slots:
+            for sample in samples:
+                journal.started(
+                    sample.key,
+                    attempt=attempt,
+                    seed=sample.seed,
+                    adapter_version=settings.adapter_version or 0,
+                    adapter_sha256=settings.adapter_sha256,
+                    environment={"kind": self.config.environment.kind, "seed": environment_seed, **prompt.info},
+                )
+            await self.flush(journal)
+            await self.player.play_group(
+                prompt,
+                samples,
+                environment_seed,
+                _RayEngine(self.engines[order.engine], epoch, step),
+                journal,
+                settings,
+                on_end,
+            )
+            await self.flush(journal)
+        return [results[sample.key] for sample in samples]
+
+    async def seal(self, epoch: int, step: int) -> SealedStep:
+        """Close this step's segments; only then may a plan name them."""
+        self.fence.check(epoch, step)
+        assert self.journal is not None
+        return await asyncio.to_thread(self.journal.seal)
+
+    async def evaluate(
+        self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings
+    ) -> list[Score]:
+        """Play samples of one held-out prompt; nothing goes to the journal."""
+        self.fence.check(epoch, step)
+        prompt = self.sources["heldout"][order.index]
+        seed = self.config.run.seed
+        samples = [
+            Sample(
+                key=TrajectoryKey(step, prompt.id, number), seed=derive_seed(seed, "evaluate", prompt.id, number)
+            )
+            for number in order.samples
+        ]
+        async with self.slots:
+            outcomes = await self.player.play_group(
+                prompt,
+                samples,
+                derive_seed(seed, "environment", prompt.id),
+                _RayEngine(self.engines[order.engine], epoch, step),
+                Unrecorded(),
+                settings,
+            )
+        return [_score(outcome) for outcome in outcomes]
+
+    async def make_canary(self, epoch: int, step: int, settings: PlaySettings) -> TrajectoryRef:
+        """Record the base model's greedy reply to the first training prompt: the sequence that proves adapters."""
+        self.fence.check(epoch, step)
+        assert self.journal is not None
+        prompt = self.sources["train"][0]
+        patches = 0
+
+        def on_end(outcome: Trajectory | EpisodeFailure, image_patches: int) -> None:
+            nonlocal patches
+            patches = image_patches
+
+        outcomes = await self.player.play_group(
+            prompt,
+            [Sample(key=TrajectoryKey(step, prompt.id, 0), seed=0)],
+            derive_seed(self.config.run.seed, "environment", prompt.id),
+            _RayEngine(self.engines[0], epoch, step),
+            self.journal,
+            replace(settings, max_turns=1),
+            on_end,
+        )
+        if isinstance(outcomes[0], EpisodeFailure):
+            failure = outcomes[0]
+            raise WorkerError(
+                f"the first training prompt cannot be played: {failure.kind} {failure.source}: {failure.message}",
+                "argusrl environment check RECIPE plays episodes without training",
+            )
+        return self.journal.finished(outcomes[0], image_patches=patches)
+
+    async def close(self) -> None:
+        """End environments and rewards."""
+        await self.rewards.close()
+        await self.sessions.close()
+
+
+def open_good_rows(config: Config, split: Any, bad: Sequence[int]) -> PromptSource:
+    """The prompts of a split without the rows that the check at start found unusable."""
+    source = open_source(config.data, config.environment, split)
+    if not bad:
+        return source
+    left_out = set(bad)
+    return SelectedSource(source, [row for row in range(len(source)) if row not in left_out])
+
+
+def _score(outcome: Trajectory | EpisodeFailure) -> Score:
+    if isinstance(outcome, EpisodeFailure):
+        reason = f"{outcome.kind} {outcome.source}: {outcome.message}"
+        return Score(prompt_id=outcome.key.prompt_id, sample=outcome.key.sample, reward=0.0, text="", failed=reason)
+    text = outcome.text[-1] if outcome.text else ""
+    return Score(prompt_id=outcome.key.prompt_id, sample=outcome.key.sample, reward=outcome.reward, text=text)
+
+
+class _GroupCommit:
+    """One fsync serves everyone who waited for it: callers join the next one instead of queueing their own."""
+
+    def __init__(self) -> None:
+        self.next: asyncio.Task[None] | None = None
+        self.running: asyncio.Task[None] | None = None
+
+    async def __call__(self, journal: EpisodeJournal) -> None:
+        """Returns when everything appended before the call is durable. Raises StorageError."""
+        if self.next is None:
+            self.next = asyncio.create_task(self._sync(journal, self.running))
+        await asyncio.shield(self.next)
+
+    async def _sync(self, journal: EpisodeJournal, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        self.running, self.next = self.next, None
+        await asyncio.to_thread(journal.sync)

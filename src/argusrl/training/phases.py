@@ -1,0 +1,66 @@
+"""Colocation: ranks and engines share GPUs, so memory changes hands between rollout and training.
+
+The order never needs both at once: engines sleep before ranks come in; ranks leave before weights wake; adapters
+are loaded before the cache returns. On CPU the same states are passed, without bytes moving.
+
+    rollout ──to_training()──► training ──publish──► leave_training() ──wake weights──► load adapter ──► wake cache ──► rollout
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+
+class Phase(StrEnum):
+    ROLLOUT = "rollout"
+    TRAINING = "training"
+    SYNC = "sync"  # ranks are out, engines have weights but no cache
+
+
+class Fleet(Protocol):
+    """All engines, or all ranks, as the state machine moves them."""
+
+    async def sleep(self) -> None: ...
+    async def wake_weights(self) -> None: ...
+    async def wake_cache(self) -> None: ...
+
+
+class RankFleet(Protocol):
+    async def offload(self) -> None: ...
+    async def onload(self) -> None: ...
+
+
+class Colocation:
+    """Moves memory between engines and ranks. With fleets of their own (colocate: false) nothing moves."""
+
+    def __init__(self, engines: Fleet, ranks: RankFleet, *, shared: bool) -> None:
+        self.engines, self.ranks, self.shared = engines, ranks, shared
+        self.phase = Phase.TRAINING  # after start-up: ranks are loaded, engines have been put to sleep
+
+    async def to_training(self) -> None:
+        """Engines give their memory back, then ranks take it."""
+        self._expect(Phase.ROLLOUT)
+        if self.shared:
+            await self.engines.sleep()
+            await self.ranks.onload()
+        self.phase = Phase.TRAINING
+
+    async def to_sync(self) -> None:
+        """Ranks leave (the adapter is on storage), then engine weights wake, so that the adapter can be loaded."""
+        self._expect(Phase.TRAINING)
+        if self.shared:
+            await self.ranks.offload()
+            await self.engines.wake_weights()
+        self.phase = Phase.SYNC
+
+    async def to_rollout(self) -> None:
+        """The cache returns; requests are accepted afterwards."""
+        self._expect(Phase.SYNC)
+        if self.shared:
+            await self.engines.wake_cache()
+        self.phase = Phase.ROLLOUT
+
+    def _expect(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise RuntimeError(f"colocation is in phase {self.phase}, not {phase}")

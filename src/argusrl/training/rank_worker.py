@@ -1,0 +1,206 @@
+"""The actor that holds one training rank. It reads its rows from the journal; the driver sends places and scalars."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argusrl.config.sections import Config
+from argusrl.errors import NumericsError
+from argusrl.journal.episodes import read_trajectory
+from argusrl.journal.images import read_image
+from argusrl.policy.schedule import learning_rate
+from argusrl.policy.settings import PolicySettings
+from argusrl.storage.layout import RunFolder
+from argusrl.training.fence import Fence
+from argusrl.training.process import start_logging
+from argusrl.types import AdapterRef, TrajectoryRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder:
+    """Train on this trajectory with this advantage."""
+
+    reference: TrajectoryRef
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUpdate:
+    """One optimizer update as one rank sees it."""
+
+    micro_batches: tuple[tuple[RowOrder, ...], ...]
+    denominator_tokens: int  # of the whole update, all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What the updates of a step did; the same on every rank."""
+
+    skipped: int  # updates without signal: the optimizer was not touched
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """State after a step."""
+
+    canary: list[float]  # [R] log-probabilities of the canary's reply
+    state_digest: str  # logical digest of adapter, Adam and RNG
+
+
+class RankWorker:
+    """Holds one Policy. All ranks get the same calls in the same order; every call carries (epoch, step)."""
+
+    def __init__(
+        self, settings: PolicySettings, config: Config, folder: RunFolder, rank: int, ranks: int, logs: Path
+    ) -> None:
+        start_logging(logs / f"rank{rank}.log")
+        import argusrl.policy.policy  # noqa: F401  imports are slow: begin them while the engines start
+
+        self.settings, self.config, self.folder, self.rank, self.ranks = settings, config, folder, rank, ranks
+        self.fence = Fence()
+        self.policy: Any = None
+        self._store: Any = None
+        self._canary: tuple[Any, list[bytes]] | None = None
+        self._checkpoint: Any = None
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Host the store where the ranks meet; (host, port)."""
+        from argusrl.policy.group import host_store
+
+        host = socket.gethostbyname(socket.gethostname()) if self.ranks > 1 else "127.0.0.1"
+        self._store = host_store(host)
+        return host, self._store.port
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """Join the group and build the model. Raises ModelError."""
+        from argusrl.policy.group import connect
+        from argusrl.policy.policy import Policy
+
+        host, port = address
+        connect(
+            rank=self.rank,
+            world=self.ranks,
+            host=host,
+            port=port,
+            name="ranks",
+            device=self.settings.device,
+            timeout_seconds=self.config.training.collective_timeout_seconds,
+        )
+        self.policy = Policy(self.settings)
+
+    def update(self, epoch: int, step: int, updates: list[RankUpdate]) -> UpdateReport:
+        """Run the step's optimizer updates. Raises NumericsError where numbers are not finite."""
+        self.fence.check(epoch, step)
+        algorithm = self.config.algorithm
+        stats, done = [], []
+        for number, update in enumerate(updates):
+            batches = [[self._row(order) for order in batch] for batch in update.micro_batches]
+            stats.append(self.policy.forward_backward(batches, update.denominator_tokens))
+            rate = learning_rate(
+                self.config.optimizer,
+                step=step,
+                update=number,
+                updates_per_step=algorithm.updates_per_step,
+                num_steps=algorithm.num_steps,
+            )
+            done.append(self.policy.optimizer_step(rate))
+            if done[-1].skipped == "non-finite gradient":
+                raise NumericsError(
+                    f"the gradient of step {step}, update {number} is not finite (norm {done[-1].grad_norm})",
+                    "lower optimizer.learning_rate, or look for a reward or log-probability that is not finite",
+                )
+        return _report(stats, done)
+
+    def publish(self, epoch: int, step: int, version: int) -> AdapterRef:
+        """Write the adapter to its write-once folder; rank 0 writes, all take part. Raises NumericsError."""
+        self.fence.check(epoch, step)
+        folder = self.folder.adapter(version, epoch)
+        reference: AdapterRef = self.policy.publish_adapter(folder, version=version, epoch=epoch)
+        return reference
+
+    def set_canary(self, epoch: int, step: int, reference: TrajectoryRef) -> list[float]:
+        """Take the run's fixed sequence; [R] log-probabilities of its reply under the base model."""
+        self.fence.check(epoch, step)
+        turn = read_trajectory(self.folder, reference).turns[0]
+        self._canary = (turn, [read_image(self.folder, ref) for ref in turn.images])
+        return self._score("current" if self.settings.kind == "full" else "base")
+
+    def canary(self, epoch: int, step: int) -> Published:
+        """The canary's log-probabilities now, and the digest of the whole training state."""
+        self.fence.check(epoch, step)
+        return Published(canary=self._score("current"), state_digest=self.policy.state_digest())
+
+    def _score(self, adapter: str) -> list[float]:
+        assert self._canary is not None
+        turn, images = self._canary
+        values: list[float] = self.policy.canary(turn.prompt_ids, images, turn.response_ids, adapter=adapter)
+        return values
+
+    def save_checkpoint(self, epoch: int, step: int, commit_sha256: str, state_digest: str) -> None:
+        """Stage the state after `step` and write it in the background. Raises what the write before raised."""
+        self.fence.check(epoch, step)
+        self.finish_checkpoint(epoch, step)
+        fields = {"step": step, "epoch": epoch, "commit_sha256": commit_sha256, "state_digest": state_digest}
+        self._checkpoint = self.policy.save_checkpoint(self.folder.checkpoint(step, epoch), fields)
+
+    def finish_checkpoint(self, epoch: int, step: int) -> None:
+        """Wait until the checkpoint under way is durable."""
+        self.fence.check(epoch, step)
+        if self._checkpoint is not None:
+            under_way, self._checkpoint = self._checkpoint, None
+            under_way.result(timeout=self.config.cluster.call_timeout_seconds)
+
+    def load_checkpoint(self, epoch: int, step: int, folder: str) -> None:
+        """Become the state of a checkpoint. Raises CorruptionError."""
+        self.fence.check(epoch, step)
+        self.policy.load_checkpoint(Path(folder))
+
+    def load_adapter(self, epoch: int, step: int, folder: str) -> None:
+        """Take a committed adapter's tensors, after a replay that was not exact."""
+        self.fence.check(epoch, step)
+        self.policy.load_adapter(Path(folder))
+
+    def offload(self, epoch: int, step: int) -> None:
+        self.fence.check(epoch, step)
+        self.policy.offload()
+
+    def onload(self, epoch: int, step: int) -> None:
+        self.fence.check(epoch, step)
+        self.policy.onload()
+
+    def _row(self, order: RowOrder) -> Any:
+        from argusrl.policy.rows import Row
+
+        trajectory = read_trajectory(self.folder, order.reference)
+        images = {ref.sha256: read_image(self.folder, ref) for turn in trajectory.turns for ref in turn.images}
+        return Row.of(trajectory, order.advantage, images)
+
+
+def _report(stats: list[Any], done: list[Any]) -> UpdateReport:
+    """Means over the updates that computed something; the gap of the first one, before weights moved."""
+    active = [one for one in stats if one.tokens]
+    tokens = sum(one.tokens for one in active)
+
+    def mean(name: str) -> float:
+        return sum(getattr(one, name) * one.tokens for one in active) / tokens if tokens else 0.0
+
+    first = active[0] if active else None
+    norms = [one.grad_norm for one in done if one.skipped is None]
+    return UpdateReport(
+        skipped=sum(one.skipped is not None for one in done),
+        metrics={
+            "policy/loss": sum(one.loss for one in stats) / len(stats),
+            "policy/entropy": mean("entropy"),
+            "policy/clip_share": mean("clip_share"),
+            "policy/importance_cut_share": mean("cut_share"),
+            "policy/logprob_gap_max": first.gap_max if first else 0.0,
+            "policy/logprob_gap_mean": first.gap_mean if first else 0.0,
+            "policy/grad_norm": max(norms, default=0.0),
+            "policy/learning_rate": done[-1].learning_rate,
+            "policy/trained_tokens": sum(one.row_tokens for one in stats),
+        },
+    )

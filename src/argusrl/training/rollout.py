@@ -1,0 +1,112 @@
+"""The rollout of one step: which trajectories are missing, who plays them, when too many fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from argusrl.config.sections import RolloutSection
+from argusrl.errors import WorkerError
+from argusrl.journal.episodes import SealedStep
+from argusrl.rollout.player import PlaySettings
+from argusrl.training.episode_worker import GroupOrder
+from argusrl.training.fleet import EpisodeFleet
+from argusrl.types import EpisodeFailure, TrajectoryRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """All trajectories of a step, in an order that does not depend on timing."""
+
+    trajectories: tuple[TrajectoryRef, ...]  # by position of the prompt in the step, then by sample
+    failures: tuple[EpisodeFailure, ...]
+    sealed: tuple[SealedStep, ...]
+    adopted: int  # taken over from interrupted attempts
+    seconds: float
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Plays `group_size` samples of each prompt, minus what the journal already holds."""
+
+    episodes: EpisodeFleet
+    engines: int
+    group_size: int
+    section: RolloutSection
+    settings: PlaySettings
+    say: Callable[[str], None]
+    on_progress: Callable[[int, int], None]
+    outcomes: dict[tuple[int, int], TrajectoryRef | EpisodeFailure] = field(default_factory=dict)
+
+    async def play(
+        self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]
+    ) -> RolloutResult:
+        """`prompts` are rows of the prompt source; `prompt_ids` maps the ids of adopted trajectories to them."""
+        started = time.monotonic()
+        for reference in adopted:
+            place = (prompt_ids[reference.key.prompt_id], reference.key.sample)
+            if place[1] < self.group_size:
+                self.outcomes[place] = reference
+        wanted = [(index, sample) for index in prompts for sample in range(self.group_size)]
+        taken_over = len(self.outcomes)
+        await self._play_missing(wanted, attempt=0)
+        await self._wait_while_failing(wanted)
+        sealed = await self.episodes.seal()
+        ordered = [self.outcomes[place] for place in wanted]
+        return RolloutResult(
+            trajectories=tuple(item for item in ordered if isinstance(item, TrajectoryRef)),
+            failures=tuple(item for item in ordered if isinstance(item, EpisodeFailure)),
+            sealed=tuple(sealed),
+            adopted=taken_over,
+            seconds=time.monotonic() - started,
+        )
+
+    async def _play_missing(self, wanted: Sequence[tuple[int, int]], attempt: int) -> None:
+        missing: dict[int, list[int]] = {}
+        for index, sample in wanted:
+            if not isinstance(self.outcomes.get((index, sample)), TrajectoryRef):
+                missing.setdefault(index, []).append(sample)
+
+        async def one(number: int, index: int, samples: list[int]) -> None:
+            order = GroupOrder(index=index, samples=tuple(samples), engine=number % self.engines)
+            results = await self.episodes.play(order, self.settings, attempt)
+            for sample, result in zip(samples, results, strict=True):
+                self.outcomes[index, sample] = result
+            done = sum(isinstance(item, TrajectoryRef) for item in self.outcomes.values())
+            self.on_progress(done, len(wanted))
+
+        # All samples of a group go to one engine, so that its caches hold prompt and image.
+        orders = [one(number, index, samples) for number, (index, samples) in enumerate(missing.items())]
+        async with asyncio.TaskGroup() as tasks:
+            for order in orders:
+                tasks.create_task(order)
+
+    async def _wait_while_failing(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Pause while more than max_failed_share of the step fails; keep what is finished; say which service it is."""
+        began = time.monotonic()
+        attempt = 0
+        while True:
+            failures = [item for item in self.outcomes.values() if isinstance(item, EpisodeFailure)]
+            if len(failures) <= self.section.max_failed_share * len(wanted):
+                return
+            reason = describe_failures(failures, len(wanted))
+            if time.monotonic() - began > self.section.pause_limit_seconds:
+                raise WorkerError(
+                    f"{reason}; paused for more than rollout.pause_limit_seconds = {self.section.pause_limit_seconds:.0f}",
+                    "everything finished is in the journal: mend the cause and run the same command to go on",
+                )
+            self.say(f"Paused: {reason}. Trying again in {self.section.pause_probe_seconds:.0f} s")
+            await asyncio.sleep(self.section.pause_probe_seconds)
+            attempt += 1
+            await self._play_missing(wanted, attempt)
+
+
+def describe_failures(failures: Sequence[EpisodeFailure], total: int) -> str:
+    """Which service or exception, e.g. "40 of 64 episodes failed: reward http (38): connection refused"."""
+    causes = Counter((failure.kind, failure.source, failure.message.splitlines()[0]) for failure in failures)
+    (kind, source, message), count = causes.most_common(1)[0]
+    more = f" and {len(causes) - 1} other reasons" if len(causes) > 1 else ""
+    return f"{len(failures)} of {total} episodes failed: {kind} {source} ({count}): {message}{more}"

@@ -1,0 +1,196 @@
+"""A run as its driver holds it: scalars, hashes and plans, and handles of the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from argusrl.config.sections import Config
+from argusrl.data.order import PromptOrder
+from argusrl.errors import Interrupted
+from argusrl.journal.commits import Commit, CommitChain
+from argusrl.journal.epochs import Epoch
+from argusrl.observe.display import Display
+from argusrl.observe.events import EventLog
+from argusrl.rollout.player import PlaySettings
+from argusrl.storage.layout import RunFolder
+from argusrl.training.canary import Verification, verify
+from argusrl.training.checks import CheckedInput, prompt_limit
+from argusrl.training.engine_worker import EngineProof
+from argusrl.training.fleet import Workers
+from argusrl.training.phases import Colocation
+from argusrl.training.rollout import Rollout, RolloutResult
+from argusrl.types import AdapterRef, TrajectoryRef
+
+
+@dataclass(slots=True)
+class RunState:
+    """What the last commit says. `after` gives the part of it that the next commit must carry on."""
+
+    step: int = 0  # last committed one
+    adapter: AdapterRef | None = None
+    prompt_position: int = 0
+    canary: TrajectoryRef | None = None
+    base_canary: Sequence[float] = ()
+    previous_canary: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, commit: Commit) -> RunState:
+        state = commit.algorithm_state
+        return cls(
+            step=commit.step,
+            adapter=commit.adapter,
+            prompt_position=commit.prompt_position,
+            canary=msgspec.convert(state["canary"], TrajectoryRef),
+            base_canary=state["base_canary"],
+            previous_canary=state["canary_logprobs"],
+        )
+
+    def after(self, canary_logprobs: Sequence[float]) -> dict[str, Any]:
+        """`algorithm_state` of the next commit."""
+        return {
+            "canary": msgspec.to_builtins(self.canary),
+            "base_canary": list(self.base_canary),
+            "canary_logprobs": list(canary_logprobs),
+        }
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything the loop needs."""
+
+    config: Config
+    config_sha256: str
+    folder: RunFolder
+    epoch: Epoch
+    chain: CommitChain
+    workers: Workers
+    colocation: Colocation
+    checked: CheckedInput
+    order: PromptOrder
+    events: EventLog
+    display: Display
+    dtype: str
+    conditions: dict[str, Any]
+    state: RunState = field(default_factory=RunState)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    on_phase: Callable[[str], None] = lambda name: None
+    workers_share_gpus: bool = False
+    leftovers_taken: bool = False
+    checkpoint_seconds: float = 0.0
+
+    def phase(self, name: str) -> None:
+        """Tell display and heartbeat what is being done."""
+        self.on_phase(name)
+        self.display.phase(name)
+
+    def say(self, kind: str, message: str, *, warning: bool = False, **fields: Any) -> None:
+        """Write an event and show it."""
+        self.events.write(kind, message, **fields)
+        self.display.message(message, warning=warning)
+
+    def play_settings(self) -> PlaySettings:
+        """How training episodes are played under the committed adapter."""
+        rollout, adapter = self.config.rollout, self.state.adapter
+        return PlaySettings(
+            temperature=rollout.temperature,
+            max_response_tokens=rollout.max_response_tokens,
+            max_prompt_tokens=prompt_limit(self.config),
+            max_tokens=self.config.model.max_tokens,
+            max_turns=self.config.environment.max_turns,
+            adapter_version=None if adapter is None else adapter.version,
+            adapter_sha256="" if adapter is None else adapter.sha256,
+            request_timeout_seconds=rollout.request_timeout_seconds,
+            episode_timeout_seconds=self.config.environment.episode_timeout_seconds,
+            retries=rollout.retries,
+        )
+
+    async def rollout(self, step: int) -> RolloutResult:
+        """Play the step's prompts, minus what interrupted attempts had finished. Raises Interrupted on a stop signal."""
+        self.phase("rollout")
+        indices = self.order.take(self.state.prompt_position, self.config.algorithm.prompts_per_step)
+        await self.workers.episodes.begin()
+        adopted: Sequence[TrajectoryRef] = ()
+        ids: dict[str, int] = {}
+        if not self.leftovers_taken:
+            adopted = await self._adopt(step)
+            ids = {self.checked.train.source[index].id: index for index in indices} if adopted else {}
+            self.leftovers_taken = True
+        rollout = Rollout(
+            episodes=self.workers.episodes,
+            engines=len(self.workers.engines.actors),
+            group_size=self.config.algorithm.group_size,
+            section=self.config.rollout,
+            settings=self.play_settings(),
+            say=lambda message: self.say("paused", message, warning=True, step=step),
+            on_progress=lambda done, total: None,
+        )
+        return await self.unless_stopped(rollout.play(indices, ids, adopted))
+
+    async def _adopt(self, step: int) -> Sequence[TrajectoryRef]:
+        assert self.state.adapter is not None
+        leftovers = await self.workers.episodes.adopt(self.state.adapter.sha256)
+        if leftovers.trajectories or leftovers.damaged or leftovers.foreign:
+            self.say(
+                "adopted",
+                f"step {step}: {len(leftovers.trajectories)} finished trajectories of an interrupted attempt are kept",
+                step=step,
+                trajectories=len(leftovers.trajectories),
+                foreign=leftovers.foreign,
+                damaged=list(leftovers.damaged),
+            )
+        return leftovers.trajectories
+
+    async def unless_stopped(self, work: Any) -> Any:
+        """Await `work`, or seal the journal and raise Interrupted when the stop signal comes first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.workers.episodes.seal()
+            raise Interrupted(f"stopped in step {self.workers.position.step}", "run the same command to go on")
+        finally:
+            stopped.cancel()
+
+    def verify(self, adapter: AdapterRef, proofs: Sequence[EngineProof], trainer: Sequence[float]) -> Verification:
+        """Check what all engines showed. Raises AdapterRefused."""
+        return verify(
+            adapter,
+            proofs,
+            trainer=trainer,
+            base=self.state.base_canary,
+            previous=self.state.previous_canary,
+            dtype=self.dtype,
+        )
+
+    async def checkpoint(self, commit: Commit) -> None:
+        """Start writing a checkpoint of the state after `commit`, when one is due."""
+        self.checkpoint_seconds = 0.0
+        last = commit.step == self.config.algorithm.num_steps
+        if commit.step % self.config.checkpoint.every_steps and not last:
+            return
+        started = time.monotonic()
+        self.phase("checkpoint")
+        await self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
+        self.checkpoint_seconds = time.monotonic() - started
+
+    def advance(self, commit: Commit) -> None:
+        """The commit is durable: go on from it."""
+        self.state = RunState.of(commit)
+
+
+def free_bytes(folder: RunFolder) -> int:
+    """Free space where the run folder lies."""
+    return shutil.disk_usage(folder.path).free
+
+

@@ -1,0 +1,246 @@
+"""One GRPO step. Each line of run_step is one call into one package; docs/architecture.md has the picture."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from argusrl.algorithms.advantages import group_advantages
+from argusrl.algorithms.packing import Plan, RowCost, plan_step
+from argusrl.journal.commits import Commit, CommittedTrajectory
+from argusrl.journal.segments import SealedSegment
+from argusrl.training.canary import Verification
+from argusrl.training.rank_worker import Published, RankUpdate, RowOrder, UpdateReport
+from argusrl.training.rollout import RolloutResult
+from argusrl.types import AdapterRef, TrajectoryRef
+
+if TYPE_CHECKING:
+    from argusrl.training.run import Run
+
+
+async def run_step(run: Run, step: int) -> Commit:
+    """Rollout, advantages, plan, updates, publication, commit. Returns the durable commit."""
+    clock = Clock()
+    run.workers.position.step = step
+    rollout = await run.rollout(step)
+    clock.lap("rollout")
+    advantages = advantages_of(rollout.trajectories, run.config.algorithm.advantage)
+    plan = plan_of(rollout.trajectories, advantages, run)
+    run.phase("train")
+    await run.colocation.to_training()
+    report = await run.workers.ranks.update(orders_of(plan, rollout.trajectories, advantages))
+    clock.lap("train")
+    run.phase("sync")
+    synced = await synchronise(run, version=step)
+    clock.lap("sync")
+    commit = run.chain.append(
+        Commit(
+            step=step,
+            epoch=run.epoch.number,
+            outcome="skipped" if report.skipped == len(plan.updates) else "updated",
+            adapter=synced.adapter,
+            state_digest=synced.published.state_digest,
+            config_sha256=run.config_sha256,
+            **journalled(rollout),
+            algorithm_state=run.state.after(synced.published.canary),
+            prompt_position=run.state.prompt_position + run.config.algorithm.prompts_per_step,
+            plan=plan.to_json(),
+            conditions=run.conditions,
+            metrics=step_metrics(run, step, rollout, advantages, report, synced, clock),
+        )
+    )
+    await run.checkpoint(commit)
+    return commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """A published adapter that all engines proved."""
+
+    adapter: AdapterRef
+    published: Published
+    verification: Verification
+
+
+async def synchronise(run: Run, version: int) -> Synced:
+    """Publish the adapter, hand the memory to the engines, load it everywhere, and prove it. Raises AdapterRefused.
+
+    The trainer's canary and state digest are computed while the engines load.
+    """
+    ranks, engines = run.workers.ranks, run.workers.engines
+    adapter = await ranks.publish(version)
+    published = await ranks.canary()
+    await run.colocation.to_sync()
+    await engines.load_adapter(adapter)
+    await run.colocation.to_rollout()
+    proofs = await engines.prove(adapter.version)
+    verification = run.verify(adapter, proofs, published.canary)
+    return Synced(adapter=adapter, published=published, verification=verification)
+
+
+def advantages_of(trajectories: Sequence[TrajectoryRef], kind: str) -> list[float]:
+    """One advantage per trajectory, relative to its group."""
+    groups: dict[str, list[int]] = {}
+    for row, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.key.prompt_id, []).append(row)
+    advantages = [0.0] * len(trajectories)
+    for rows in groups.values():
+        for row, value in zip(rows, group_advantages([trajectories[i].reward for i in rows], kind), strict=True):
+            advantages[row] = value
+    return advantages
+
+
+def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], run: Run) -> Plan:
+    """Spread the step's rows over updates, ranks and micro-batches."""
+    rows = [
+        RowCost(
+            group=trajectory.key.prompt_id,
+            tokens=trajectory.prompt_tokens + trajectory.response_tokens,
+            response_tokens=trajectory.response_tokens,
+            advantage=advantage,
+        )
+        for trajectory, advantage in zip(trajectories, advantages, strict=True)
+    ]
+    return plan_step(
+        rows,
+        ranks=len(run.workers.ranks.actors),
+        updates=run.config.algorithm.updates_per_step,
+        micro_batch_tokens=run.config.training.micro_batch_tokens,
+    )
+
+
+def orders_of(
+    plan: Plan, trajectories: Sequence[TrajectoryRef], advantages: Sequence[float]
+) -> list[list[RankUpdate]]:
+    """What each rank is told: places of its rows and their advantages, per update."""
+
+    def batch(rows: Sequence[int]) -> tuple[RowOrder, ...]:
+        return tuple(RowOrder(reference=trajectories[row], advantage=advantages[row]) for row in rows)
+
+    ranks = len(plan.updates[0].ranks)
+    return [
+        [
+            RankUpdate(
+                micro_batches=tuple(batch(rows) for rows in update.ranks[rank]),
+                denominator_tokens=update.denominator_tokens,
+            )
+            for update in plan.updates
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def journalled(rollout: RolloutResult) -> dict[str, Any]:
+    """The parts of a commit that name what the step consists of."""
+    segments: list[SealedSegment] = [segment for sealed in rollout.sealed for segment in sealed.segments]
+    index = {segment.path: number for number, segment in enumerate(segments)}
+    return {
+        "segments": tuple(segments),
+        "trajectories": tuple(
+            CommittedTrajectory(
+                key=trajectory.key,
+                segment=index[trajectory.segment],
+                offset=trajectory.offset,
+                length=trajectory.length,
+                reward=trajectory.reward,
+            )
+            for trajectory in rollout.trajectories
+        ),
+        "failures": rollout.failures,
+    }
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.started = self.last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = now - self.last
+        self.last = now
+
+
+def step_metrics(
+    run: Run,
+    step: int,
+    rollout: RolloutResult,
+    advantages: Sequence[float],
+    report: UpdateReport,
+    synced: Synced,
+    clock: Clock,
+) -> dict[str, Any]:
+    """The scalars of a step; names, units and meaning are declared in observe/metrics.py."""
+    trajectories = rollout.trajectories
+    rewards = [trajectory.reward for trajectory in trajectories]
+    count = max(1, len(trajectories))
+    mean = math.fsum(rewards) / count
+    response_tokens = sum(trajectory.response_tokens for trajectory in trajectories)
+    groups: dict[str, bool] = {}
+    for trajectory, advantage in zip(trajectories, advantages, strict=True):
+        groups[trajectory.key.prompt_id] = groups.get(trajectory.key.prompt_id, False) or advantage != 0.0
+    names = sorted({name for trajectory in trajectories for name in trajectory.rewards})
+    metrics: dict[str, Any] = {
+        "reward/mean": mean,
+        "reward/std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)),
+        **{f"reward/{name}/mean": math.fsum(t.rewards[name] for t in trajectories) / count for name in names},
+        "rollout/tokens_per_second": response_tokens / max(clock.seconds["rollout"], 1e-9),
+        "rollout/trajectories": len(trajectories),
+        "rollout/failed_trajectories": len(rollout.failures),
+        "rollout/adopted_trajectories": rollout.adopted,
+        "rollout/truncated_share": sum(trajectory.truncated for trajectory in trajectories) / count,
+        "rollout/response_tokens_mean": response_tokens / count,
+        "rollout/prompt_tokens_mean": sum(trajectory.prompt_tokens for trajectory in trajectories) / count,
+        "rollout/groups_without_signal": sum(not signal for signal in groups.values()),
+        "time/rollout_seconds": clock.seconds["rollout"],
+        "time/train_seconds": clock.seconds["train"],
+        "time/sync_seconds": clock.seconds["sync"],
+        "time/step_seconds": time.monotonic() - clock.started,
+        **report.metrics,
+        "policy/skipped_updates": report.skipped,
+        "adapter/version": synced.adapter.version,
+        "adapter/sha256": synced.adapter.sha256,
+        "adapter/canary_gap": synced.verification.gap,
+        "adapter/proven_by_effect": float(synced.verification.by_effect),
+        "memory/driver_bytes": driver_bytes(),
+    }
+    return metrics
+
+
+def driver_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def plan_from(commit: Commit, ranks: int) -> Plan:
+    """The plan a step was computed with. Raises ClusterError if it was made for another number of ranks."""
+    plan = Plan.from_json(commit.plan)
+    planned = len(plan.updates[0].ranks)
+    if planned == ranks:
+        return plan
+    return plan.on_ranks(ranks)
+
+
+def reference_of(commit: Commit, number: int) -> TrajectoryRef:
+    """Where trajectory `number` of a commit lies; token counts are not needed to train on it again."""
+    trajectory = commit.trajectories[number]
+    return TrajectoryRef(
+        key=trajectory.key,
+        segment=commit.segments[trajectory.segment].path,
+        offset=trajectory.offset,
+        length=trajectory.length,
+        reward=trajectory.reward,
+        rewards={},
+        prompt_tokens=0,
+        response_tokens=0,
+        image_patches=0,
+        adapter_version=commit.adapter.version - 1,
+        truncated=False,
+    )

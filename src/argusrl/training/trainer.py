@@ -1,0 +1,229 @@
+"""The loop: start or resume, step, evaluate, stop. What a step is stands in step.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from argusrl.errors import CorruptionError
+from argusrl.journal.commits import Commit
+from argusrl.journal.retention import collect_garbage, durable_checkpoints
+from argusrl.observe.sinks import Sinks
+from argusrl.training.bring_up import wait_ready
+from argusrl.training.evaluation import evaluate
+from argusrl.training.evaluation_file import BestAdapter, read_evaluation, write_evaluation
+from argusrl.training.run import Run, RunState
+from argusrl.training.step import advantages_of, orders_of, plan_from, reference_of, run_step, synchronise
+from argusrl.types import TrajectoryRef
+
+_CANARY_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the loop ended."""
+
+    steps: int
+    stopped_early: str = ""  # the rule of the recipe that ended the run before its last step
+
+
+async def train(run: Run, sinks: Sinks) -> Outcome:
+    """Run all steps that are not committed yet. Raises Interrupted on a stop signal, and any fault of a worker."""
+    await bring_to_life(run)
+    best = BestAdapter.of(run.folder, run.state.step)
+    await _evaluate_if_due(run, best, sinks, metrics=None)
+    while run.state.step < run.config.algorithm.num_steps:
+        if reason := best.stop_reason(run.config.evaluate):
+            await run.workers.ranks.finish_checkpoint()
+            return Outcome(steps=run.state.step, stopped_early=reason)
+        commit = await run_step(run, run.state.step + 1)
+        run.advance(commit)
+        metrics = {"step": commit.step, **commit.metrics, "time/checkpoint_seconds": run.checkpoint_seconds}
+        await _evaluate_if_due(run, best, sinks, metrics)
+        _collect(run, best)
+    await run.workers.ranks.finish_checkpoint()
+    return Outcome(steps=run.state.step)
+
+
+async def bring_to_life(run: Run) -> None:
+    """Wait for the workers and bring them to the state of the last commit, or make the first one."""
+    run.phase("start")
+    head = run.chain.head()
+    shared = run.colocation.shared and run.workers_share_gpus
+    await run.unless_stopped(wait_ready(run.config, run.workers, one_after_other=shared))
+    run.workers.position.step = 0 if head is None else head.step
+    if head is None:
+        await _make_canary(run)
+    else:
+        run.state = RunState.of(head)
+    if run.colocation.shared:
+        await run.workers.engines.sleep()
+    if shared:
+        await run.workers.ranks.connect(run.config.cluster.start_timeout_seconds)
+    canary = run.state.canary
+    assert canary is not None
+    base = await run.workers.ranks.set_canary(canary)
+    await run.workers.engines.set_canary(canary)
+    if head is None:
+        run.state = replace(run.state, base_canary=base)
+        await _commit_root(run)
+    else:
+        await _restore(run, head)
+
+
+async def _make_canary(run: Run) -> None:
+    """Record the sequence that proves adapters: the base model's greedy reply to the first training prompt."""
+    run.phase("canary")
+    settings = replace(
+        run.play_settings(), temperature=0.0, max_response_tokens=min(_CANARY_TOKENS, run.config.rollout.max_response_tokens)
+    )
+    await run.workers.episodes.begin()
+    run.state = replace(run.state, canary=await run.workers.episodes.make_canary(settings))
+
+
+async def _commit_root(run: Run) -> None:
+    """Publish version 0, prove it, and write commit 0: the root of the chain."""
+    run.phase("sync")
+    sealed = await run.workers.episodes.seal()
+    synced = await synchronise(run, version=0)
+    commit = run.chain.append(
+        Commit(
+            step=0,
+            epoch=run.epoch.number,
+            outcome="initial",
+            adapter=synced.adapter,
+            state_digest=synced.published.state_digest,
+            config_sha256=run.config_sha256,
+            segments=tuple(segment for one in sealed for segment in one.segments),
+            algorithm_state=run.state.after(synced.published.canary),
+            conditions=run.conditions,
+        )
+    )
+    await run.checkpoint(commit)
+    run.advance(commit)
+
+
+async def _restore(run: Run, head: Commit) -> None:
+    """Newest durable checkpoint, then the updates after it again from the journal, then the committed adapter.
+
+    Nothing is generated: every trajectory of a committed step is in the journal.
+    """
+    run.phase("resume")
+    started = time.monotonic()
+    at = await _load_newest_checkpoint(run)
+    for step in range(at + 1, head.step + 1):
+        run.workers.position.step = step
+        await _replay(run, run.chain.read(step))
+    run.workers.position.step = head.step
+    published = await run.workers.ranks.canary()
+    exact = published.state_digest == head.state_digest
+    if not exact:
+        await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
+        published = await run.workers.ranks.canary()
+    await run.colocation.to_sync()
+    await run.workers.engines.load_adapter(head.adapter)
+    await run.colocation.to_rollout()
+    proofs = await run.workers.engines.prove(head.adapter.version)
+    run.verify(head.adapter, proofs, published.canary)
+    run.say(
+        "resumed" if exact else "replay_inexact",
+        f"state of step {head.step} restored from the checkpoint of step {at}"
+        + (f" and {head.step - at} replayed updates" if head.step > at else "")
+        + ("" if exact else "; it differs in the last bits, the committed adapter is used"),
+        warning=not exact,
+        step=head.step,
+        checkpoint=at,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+async def _load_newest_checkpoint(run: Run) -> int:
+    """Load the newest checkpoint that is whole; the step it belongs to. Without one: the state before step 1."""
+    for checkpoint in reversed(durable_checkpoints(run.folder, run.chain)):
+        try:
+            await run.workers.ranks.load_checkpoint(str(checkpoint.path))
+        except CorruptionError as error:
+            run.say("checkpoint_damaged", f"{error.message}: trying the one before", warning=True)
+            continue
+        return checkpoint.step
+    published = await run.workers.ranks.canary()
+    root = run.chain.read(0)
+    if published.state_digest != root.state_digest:
+        raise CorruptionError(
+            "no usable checkpoint, and the fresh state is not the one the run began with",
+            "are model and library versions those of the first attempt? `argusrl runs show` lists them",
+        )
+    return 0
+
+
+async def _replay(run: Run, commit: Commit) -> None:
+    """Do a committed step's updates again."""
+    trajectories: Sequence[TrajectoryRef] = [reference_of(commit, n) for n in range(len(commit.trajectories))]
+    advantages = advantages_of(trajectories, run.config.algorithm.advantage)
+    plan = plan_from(commit, ranks=len(run.workers.ranks.actors))
+    await run.workers.ranks.update(orders_of(plan, trajectories, advantages))
+
+
+async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: dict[str, Any] | None) -> None:
+    """Evaluate after this step where the recipe says so, and write the step's row, evaluation included."""
+    every, step = run.config.evaluate.every_steps, run.state.step
+    row: dict[str, Any] = metrics or {"step": step}
+    due = run.checked.heldout is not None and every and (step % every == 0 or step == run.config.algorithm.num_steps)
+    done = read_evaluation(run.folder, step)
+    if due and done is None:
+        done = await _evaluate(run, step)
+        best.see(step, done)
+        run.display.evaluation(step, done["metrics"])
+    if done is not None:
+        row |= done["metrics"]
+    if metrics is not None or (step == 0 and done is not None and not run.folder.metrics.exists()):
+        sinks.write(row)
+    if metrics is not None:
+        run.display.step(row)
+
+
+async def _evaluate(run: Run, step: int) -> dict[str, Any]:
+    run.phase("evaluate")
+    started = time.monotonic()
+    heldout = run.checked.heldout
+    assert heldout is not None
+    prompts = min(len(heldout.source), run.config.evaluate.prompts or len(heldout.source))
+    work = evaluate(
+        run.workers.episodes,
+        run.play_settings(),
+        run.config,
+        prompts=prompts,
+        engines=len(run.workers.engines.actors),
+    )
+    result = await run.unless_stopped(work)
+    assert run.state.adapter is not None
+    record = {
+        "step": step,
+        "adapter_version": run.state.adapter.version,
+        "adapter_sha256": run.state.adapter.sha256,
+        "metrics": {**result.metrics(), "time/evaluate_seconds": time.monotonic() - started},
+        **result.report(),
+    }
+    write_evaluation(run.folder, step, record)
+    return record
+
+
+def _collect(run: Run, best: BestAdapter) -> None:
+    section = run.config.checkpoint
+    collect_garbage(
+        run.folder,
+        run.chain,
+        keep_checkpoints=section.keep,
+        keep_adapters=section.keep_adapters,
+        protected_versions={0, best.step},
+        keep_trajectories=section.keep_trajectories,
+        from_step=max(0, run.state.step - 1),
+    )
+
+
+async def close(run: Run) -> None:
+    """End episode workers' processes; actors are killed with the placement."""
+    await asyncio.wait_for(run.workers.episodes.close(), timeout=10)

@@ -1,0 +1,185 @@
+"""An engine without a model: replies are drawn from a hash of everything that a real reply depends on."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from argusrl.errors import AdapterRefused, CorruptionError, EngineError
+from argusrl.rollout.engine import Canary, Completion, EngineImage, EngineProgress, EngineSettings, SampleRequest
+from argusrl.storage.digests import logical_digest
+from argusrl.storage.manifest import has_manifest, read_manifest
+from argusrl.types import AdapterRef, StopReason
+
+
+class FakeEngine:
+    """Same contract as the real engine, in plain Python. `tokens_per_image` placeholders stand for each image."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        image_pad: int,
+        tokens_per_image: int,
+        vocabulary: int,
+        lora_modules: Sequence[str],
+    ) -> None:
+        self._settings = settings
+        self._image_pad = image_pad
+        self._tokens_per_image = tokens_per_image
+        self._vocabulary = vocabulary
+        self._names = {f"base_model.model.{name}.lora_{part}.weight" for name in lora_modules for part in "AB"}
+        self._known_images: set[str] = set()
+        self._live: AdapterRef | None = None
+        self._state = "awake"
+        self._closed = False
+        self._progress = EngineProgress()
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        context = self._context(request, request.adapter_version)
+        self._add(running_requests=len(request.seeds))
+        try:
+            replies = await asyncio.gather(*(self._reply(request, seed, context) for seed in request.seeds))
+        finally:
+            self._add(running_requests=-len(request.seeds))
+        self._add(finished_requests=len(request.seeds), prompt_tokens=len(request.seeds) * len(request.expanded_ids))
+        return list(replies)
+
+    async def score(self, canary: Canary, adapter_version: int | None) -> list[float]:
+        request = SampleRequest(
+            id="canary",
+            collapsed_ids=canary.collapsed_ids,
+            expanded_ids=canary.expanded_ids,
+            images=canary.images,
+            seeds=(0,),
+            temperature=1.0,
+            max_tokens=1,
+            adapter_version=adapter_version,
+        )
+        context = self._context(request, adapter_version)
+        ids = list(canary.expanded_ids)
+        scores = []
+        for token in canary.response_ids:
+            scores.append(self._logprobs(context, ids, 1.0, banned=())[token])
+            ids.append(token)
+        return scores
+
+    async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:
+        if self._state == "asleep":
+            raise EngineError("the engine is asleep")
+        if ref != self._live:
+            problem = self._problem(ref, folder)
+            if problem:
+                raise AdapterRefused(f"adapter version {ref.version}: {problem}")
+            self._live = ref
+            self._progress = replace(self._progress, adapter_version=ref.version)
+        return ref.sha256
+
+    async def sleep(self) -> None:
+        if self._progress.running_requests:
+            raise EngineError("the engine cannot sleep while requests run")
+        self._state = "asleep"
+
+    async def wake_weights(self) -> None:
+        if self._state == "asleep":
+            self._state = "awake without its cache"
+
+    async def wake_cache(self) -> None:
+        if self._state == "asleep":
+            raise EngineError("wake the weights first")
+        self._state = "awake"
+
+    async def progress(self) -> EngineProgress:
+        return self._progress
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _context(self, request: SampleRequest, version: int | None) -> str:
+        """What the reply depends on besides its tokens. Raises EngineError as the real engine does."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if self._state != "awake":
+            raise EngineError(f"the engine is {self._state}")
+        if len(request.expanded_ids) >= self._settings.max_tokens:
+            raise EngineError(f"{len(request.expanded_ids)} tokens, the model takes {self._settings.max_tokens}")
+        self._remember(request.images)
+        expanded = self._expand(request.collapsed_ids)
+        if expanded != request.expanded_ids:
+            raise EngineError(f"expands to {len(expanded)} tokens, the trainer to {len(request.expanded_ids)}")
+        if version is not None and (self._live is None or self._live.version != version):
+            raise EngineError(f"adapter version {version} is not loaded")
+        adapter = self._live.sha256 if version is not None and self._live else "base"
+        return " ".join([adapter, *(image.sha256 for image in request.images)])
+
+    def _remember(self, images: Sequence[EngineImage]) -> None:
+        for image in images:
+            if image.data is None and image.sha256 not in self._known_images:
+                raise EngineError(f"unknown image {image.sha256}")
+            self._known_images.add(image.sha256)
+
+    def _expand(self, ids: Sequence[int]) -> tuple[int, ...]:
+        pad = self._image_pad
+        return tuple(one for token in ids for one in [token] * (self._tokens_per_image if token == pad else 1))
+
+    async def _reply(self, request: SampleRequest, seed: int, context: str) -> Completion:
+        ids, logprobs = list(request.expanded_ids), []
+        limit = min(request.max_tokens, self._settings.max_tokens - len(ids))
+        while len(logprobs) < limit:
+            table = self._logprobs(context, ids, request.temperature or 1.0, self._settings.banned_ids)
+            noise = random.Random(f"{seed} {len(ids)}")
+            gumbel = [-math.log(-math.log(noise.uniform(1e-12, 1 - 1e-12))) for _ in table]
+            scale = 1.0 if request.temperature else 0.0
+            token = max(table, key=lambda one: table[one] + scale * gumbel[one])
+            ids.append(token)
+            logprobs.append(table[token])
+            self._add(generated_tokens=1)
+            await asyncio.sleep(0)
+            if token in self._settings.end_ids:
+                break
+        stop = StopReason.STOP if ids[-1] in self._settings.end_ids else StopReason.LENGTH
+        return Completion(response_ids=tuple(ids[len(request.expanded_ids) :]), logprobs=tuple(logprobs), stop=stop)
+
+    def _logprobs(
+        self, context: str, ids: Sequence[int], temperature: float, banned: Sequence[int]
+    ) -> Mapping[int, float]:
+        """Log-probability of every token after `ids`; banned ones are -inf."""
+        key = hashlib.sha256(f"{context} {ids}".encode()).digest()
+        draws = random.Random(key)
+        logits = [draws.gauss(0, 2) / temperature for _ in range(self._vocabulary)]
+        for token in banned:
+            logits[token] = -math.inf
+        total = math.log(sum(math.exp(one) for one in logits))
+        return {token: logit - total for token, logit in enumerate(logits)}
+
+    def _problem(self, ref: AdapterRef, folder: Path) -> str | None:
+        try:
+            if not has_manifest(folder):
+                return "it has no manifest"
+            read_manifest(folder)
+            tensors = load_file(folder / "adapter_model.safetensors")
+            rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        except (CorruptionError, SafetensorError, OSError) as error:
+            return str(error)
+        if rank != self._settings.lora_rank:
+            return f"rank {rank} is not {self._settings.lora_rank}"
+        if set(tensors) != self._names:
+            return "its names are not the model's"
+        if not all(np.isfinite(one).all() for one in tensors.values()):
+            return "it holds NaN or Inf"
+        digest = logical_digest((name, str(one.dtype), one.shape, one.tobytes()) for name, one in tensors.items())
+        return None if digest == ref.sha256 else f"{digest} is not {ref.sha256}"
+
+    def _add(self, **counts: int) -> None:
+        changed = {name: getattr(self._progress, name) + count for name, count in counts.items()}
+        self._progress = replace(self._progress, **changed)

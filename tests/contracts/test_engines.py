@@ -1,0 +1,233 @@
+"""The engine contract on the fake and on vLLM, and what only vLLM can show: its numbers equal transformers'."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from argusrl.errors import AdapterRefused, EngineError
+from argusrl.rollout.engine import EngineSettings, SampleRequest
+from argusrl.storage.digests import logical_digest
+from argusrl.storage.manifest import write_manifest
+from argusrl.types import AdapterRef
+from contracts.engine_contract import PIXELS, EngineCase, EngineContract
+from contracts.fake_engine import FakeEngine
+
+RANK, ALPHA = 16, 24.0  # a scale that is no power of two must be undone exactly, too
+END, BANNED = 2, (0, 1, 3, 4, 5, 6, 7)
+
+
+def settings(model: str) -> EngineSettings:
+    return EngineSettings(
+        model=model,
+        dtype="float32",
+        device="cpu",
+        max_tokens=256,
+        max_images=2,
+        lora_rank=RANK,
+        lora_alpha=ALPHA,
+        banned_ids=BANNED,
+        end_ids=(END,),
+        cache_bytes=64 << 20,
+        gpu_memory_share=0.5,
+        max_sequences=64,
+        eager=True,
+        tensor_parallel=1,
+    )
+
+
+class TestFakeEngine(EngineContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> Iterator[EngineCase]:
+        shapes = {"model.layers.0.q_proj": (8, 8), "model.layers.0.v_proj": (8, 4)}
+        chosen = settings("none")
+        engine = FakeEngine(chosen, image_pad=6, tokens_per_image=4, vocabulary=64, lora_modules=tuple(shapes))
+        yield EngineCase(
+            engine=engine,
+            settings=chosen,
+            image_start=3,
+            image_pad=6,
+            image_end=4,
+            tokens_per_image=4,
+            text_ids=range(10, 60),
+            lora_shapes=shapes,
+            folder=tmp_path,
+        )
+        asyncio.run(engine.close())
+
+
+@contextmanager
+def running_vllm(tiny_model: Path, folder: Path, **changes: Any) -> Iterator[EngineCase]:
+    """vLLM with the tiny model; closed afterwards."""
+    pytest.importorskip("vllm")
+    from argusrl.rollout.vllm_engine import VllmEngine
+
+    config = json.loads((tiny_model / "config.json").read_text())
+    text, vision = config["text_config"], config["vision_config"]
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    query, key = (text[f"num_{kind}_heads"] * text["head_dim"] for kind in ("attention", "key_value"))
+    sizes = {
+        "self_attn.q_proj": (hidden, query),
+        "self_attn.k_proj": (hidden, key),
+        "self_attn.v_proj": (hidden, key),
+        "self_attn.o_proj": (query, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+    chosen = replace(settings(str(tiny_model)), **changes)
+    engine = VllmEngine.start(chosen)
+    case = EngineCase(
+        engine=engine,
+        settings=chosen,
+        image_start=config["vision_start_token_id"],
+        image_pad=config["image_token_id"],
+        image_end=config["vision_end_token_id"],
+        tokens_per_image=(PIXELS // (vision["patch_size"] * vision["spatial_merge_size"])) ** 2,
+        text_ids=range(20, text["vocab_size"] - 50),
+        lora_shapes={
+            f"model.language_model.layers.{layer}.{name}": size
+            for layer in range(text["num_hidden_layers"])
+            for name, size in sizes.items()
+        },
+        folder=folder,
+    )
+    yield case
+    case.run(engine.close())
+    with pytest.raises(EngineError, match="closed"):
+        case.run(engine.sample(case.request()))
+
+
+@pytest.mark.engine
+class TestVllmEngine(EngineContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def case(cls, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCase]:
+        with running_vllm(tiny_model, tmp_path_factory.mktemp("adapters")) as case:
+            yield case
+
+    def test_a_missing_module_is_noticed_even_where_the_digest_is_right(self, case: EngineCase) -> None:
+        """The digest alone would prove the file; the layers are looked at, so stale weights cannot hide."""
+        worker = case.engine._engine.model_executor.driver_worker.worker  # type: ignore[attr-defined]
+        adapters = worker.model_runner.lora_manager._adapter_manager
+        ref = case.run(case.load())
+        (slot,) = [one for one in adapters.lora_index_to_id if one is not None]
+        layer = next(one for name, one in adapters.modules.items() if name.endswith("o_proj"))
+        assert "problem" not in worker.argusrl_prove_adapter(slot, str(case.folder / f"v{ref.version:06d}"))
+        layer.lora_b_stacked[0][adapters.lora_index_to_id.index(slot), 0, 0, 0] += 1
+        assert "o_proj" in worker.argusrl_prove_adapter(slot, str(case.folder / f"v{ref.version:06d}"))["problem"]
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    @pytest.mark.parametrize("adapted", [False, True])
+    def test_logprobs_equal_those_of_transformers(self, case: EngineCase, temperature: float, adapted: bool) -> None:
+        version = case.run(case.load()).version if adapted else None
+        request = case.request(tuple(range(8)), images=2, temperature=temperature, adapter_version=version)
+        canary = case.canary()
+        replies = case.run(case.engine.sample(request))
+        scores = case.run(case.engine.score(canary, version))
+        reference = Reference(case, version)
+        for reply in replies:
+            expected = reference.logprobs(request, reply.response_ids, temperature, case.settings.banned_ids)
+            assert reply.logprobs == pytest.approx(expected, abs=1e-5)
+        plain = case.request(prompt=77)
+        assert scores == pytest.approx(reference.logprobs(plain, canary.response_ids, 1.0, ()), abs=1e-5)
+
+
+@pytest.mark.engine
+class TestVllmFullParameters:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def case(cls, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCase]:
+        with running_vllm(tiny_model, tmp_path_factory.mktemp("weights"), lora_rank=None) as case:
+            yield case
+
+    def publish(self, case: EngineCase, *, without: str = "\0") -> tuple[AdapterRef, Path]:
+        """The language model's weights with noise, as full-parameter training publishes them."""
+        version = next(case.versions)
+        folder = case.folder / f"v{version:06d}"
+        folder.mkdir()
+        weights = load_file(Path(case.settings.model, "model.safetensors"))
+        random = torch.Generator().manual_seed(version)
+        tensors = {
+            name: one.float() + 0.02 * torch.randn(one.shape, generator=random)
+            for name, one in weights.items()
+            if ".language_model." in name and without not in name
+        }
+        save_file(tensors, folder / "model.safetensors")
+        write_manifest(folder, {})
+        digest = logical_digest((name, "float32", one.shape, one.numpy().tobytes()) for name, one in tensors.items())
+        ref = AdapterRef(version=version, epoch=1, path=folder.name, sha256=digest, file_sha256="")
+        return ref, folder
+
+    def test_new_weights_are_served_and_nothing_of_the_old_ones_is_left_in_a_cache(self, case: EngineCase) -> None:
+        request = case.request(tuple(range(4)), images=2)
+        base = case.run(case.engine.sample(request))
+        for _ in range(2):
+            ref, folder = self.publish(case)
+            assert case.run(case.engine.load_adapter(ref, folder)) == ref.sha256
+            asked = replace(request, adapter_version=ref.version)
+            replies = case.run(case.engine.sample(asked))
+            reference = Reference(case, None, load_file(folder / "model.safetensors"))
+            for reply in replies:
+                expected = reference.logprobs(asked, reply.response_ids, 1.0, case.settings.banned_ids)
+                assert reply.logprobs == pytest.approx(expected, abs=1e-5)
+            assert replies != base
+            base = replies
+
+    def test_without_the_base_model_a_request_needs_a_version(self, case: EngineCase) -> None:
+        case.run(case.engine.load_adapter(*self.publish(case)))
+        with pytest.raises(EngineError, match="base model"):
+            case.run(case.engine.sample(case.request()))
+
+    def test_a_part_of_a_fused_module_is_refused_and_changes_nothing(self, case: EngineCase) -> None:
+        good, folder = self.publish(case)
+        case.run(case.engine.load_adapter(good, folder))
+        request = case.request((1, 2), adapter_version=good.version)
+        before = case.run(case.engine.sample(request))
+        with pytest.raises(AdapterRefused, match="k_proj"):
+            case.run(case.engine.load_adapter(*self.publish(case, without=".k_proj.")))
+        assert case.run(case.engine.sample(request)) == before
+
+
+class Reference:
+    """The same model and adapter (or weights) in transformers and PEFT."""
+
+    def __init__(self, case: EngineCase, version: int | None, weights: dict[str, Any] | None = None) -> None:
+        from peft import PeftModel
+        from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+        self._image_pad = case.image_pad
+        self._processor = AutoImageProcessor.from_pretrained(case.settings.model)
+        model = AutoModelForImageTextToText.from_pretrained(case.settings.model, dtype=torch.float32)
+        if version is not None:
+            model = PeftModel.from_pretrained(model, str(case.folder / f"v{version:06d}"))
+        if weights is not None:
+            assert not model.load_state_dict(weights, strict=False).unexpected_keys
+        self._model = model.eval()
+
+    def logprobs(
+        self, request: SampleRequest, reply: tuple[int, ...], temperature: float, banned: tuple[int, ...]
+    ) -> list[float]:
+        images = [Image.open(io.BytesIO(image.data or b"")) for image in request.images]
+        ids = torch.tensor([request.expanded_ids + reply])
+        with torch.no_grad():
+            logits = self._model(
+                input_ids=ids,
+                mm_token_type_ids=(ids == self._image_pad).int(),
+                use_cache=False,
+                **self._processor(images=images, return_tensors="pt"),
+            ).logits[0, len(request.expanded_ids) - 1 : -1]
+        logits[:, list(banned)] = -float("inf")
+        table = torch.log_softmax(logits / temperature, -1)
+        return table[range(len(reply)), list(reply)].tolist()

@@ -1,0 +1,68 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argusrl.config.sections import Config
+from argusrl.errors import ModelError
+from argusrl.policy.model import decoder_prefix, load_model, packs, read_config
+from argusrl.policy.settings import PolicySettings
+
+
+def test_reader_has_weights_and_others_have_none(settings: Any, base: Any) -> None:
+    other = load_model(settings, reader=False)
+    assert {p.device.type for p in other.parameters()} == {"meta"}
+    assert {n: (p.shape, p.dtype) for n, p in other.named_parameters()} == {
+        n: (p.shape, p.dtype) for n, p in base.named_parameters()
+    }
+    assert not any(p.requires_grad for p in base.parameters())
+    assert decoder_prefix(base) == "model.language_model"
+    assert packs(base.config)
+
+
+def damaged(random_model: Path, folder: Path, name: str, content: bytes | None) -> str:
+    shutil.copytree(random_model, folder)
+    (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.json", None), ("model.safetensors", None), ("model.safetensors", b"\0" * 100)]
+)
+def test_damaged_folders(random_model: Path, settings: Any, tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = damaged(random_model, tmp_path / "m", name, content)
+    with pytest.raises(ModelError) as caught:
+        load_model(replace(settings, model=path), reader=True)
+    assert path in caught.value.message
+
+
+def test_missing_weights_are_named(random_model: Path, settings: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = Path(damaged(random_model, tmp_path / "m", "config.json", (random_model / "config.json").read_bytes()))
+    tensors = load_file(path / "model.safetensors")
+    gone = next(name for name in tensors if "layers.1.mlp.up_proj" in name)
+    del tensors[gone]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj"):
+        load_model(replace(settings, model=str(path)), reader=True)
+
+
+def test_not_a_language_model(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(ModelError, match="vit"):
+        load_model(replace(settings, model=str(tmp_path)), reader=True)
+    with pytest.raises(ModelError, match="is not a model"):
+        read_config(str(tmp_path / "nowhere"))
+
+
+def test_settings_resolve_every_auto() -> None:
+    recipe = {"model": {"path": "m"}, "data": {}, "rewards": [{"kind": "exact"}]}
+    config = Config.model_validate({**recipe, "adapter": {"rank": 8, "target": ["q_proj"]}})
+    cpu = PolicySettings.from_config(config, device="cpu", banned_ids=(1,))
+    gpu = PolicySettings.from_config(config, device="cuda")
+    assert (cpu.dtype, cpu.gradient_checkpointing, cpu.alpha, cpu.target) == ("float32", False, 16.0, ("q_proj",))
+    assert (gpu.dtype, gpu.gradient_checkpointing) == ("bfloat16", True)
