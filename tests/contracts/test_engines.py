@@ -200,6 +200,27 @@ class TestVllmFullParameters:
         assert case.run(case.engine.sample(request)) == before
 
 
+@pytest.mark.engine
+class TestVllmThatDies:
+    def test_a_step_that_fails_ends_every_call_and_close_still_works(self, tiny_model: Path, tmp_path: Path) -> None:
+        with running_vllm(tiny_model, tmp_path) as case:
+
+            def fail() -> None:
+                raise RuntimeError("out of memory")
+
+            case.engine._engine.step = fail  # type: ignore[attr-defined]
+
+            async def work() -> None:
+                calls = (case.engine.sample(case.request(prompt=number)) for number in range(3))
+                for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                    assert isinstance(outcome, EngineError)
+                    assert "out of memory" in str(outcome)
+                with pytest.raises(EngineError, match="out of memory"):
+                    await case.engine.score(case.canary(), None)
+
+            case.run(work())
+
+
 class Reference:
     """The same model and adapter (or weights) in transformers and PEFT."""
 

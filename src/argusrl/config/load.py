@@ -72,6 +72,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
     return LoadedConfig(config=config, sources=tuple(sources), digest=digest(config))
 
 
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """A config that is there already (of a run, say) with `a.b=c` laid over it. Raises ConfigError."""
+    values = _apply_overrides(config.model_dump(mode="json"), overrides)
+    _resolve_paths(values, [Path.cwd()])
+    changed = validate(values)
+    checks.require(changed)
+    return changed
+
+
 def _read_with_bases(path: Path, sources: list[Path], chain: tuple[Path, ...]) -> dict[str, Any]:
     real = path.resolve()
     if real in chain:

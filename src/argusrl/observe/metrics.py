@@ -63,6 +63,7 @@ _DECLARED = (
     Metric("policy/clip_share", "share", "tokens whose probability ratio was clipped", high=0.3),
     Metric("policy/learning_rate", "", "learning rate of the step's updates"),
     Metric("policy/importance_cut_share", "share", "tokens whose importance weight was cut", high=0.05),
+    Metric("policy/trained_tokens", "tokens", "tokens that went through forward and backward, all updates"),
     Metric("policy/skipped_updates", "updates", "updates left out: no signal, or a gradient that is not finite"),
     Metric("adapter/version", "", "adapter version that the step published"),
     Metric("adapter/sha256", "", "its logical digest", text=True),

@@ -140,10 +140,9 @@ class InputBuilder:
                 continue  # nothing was sampled
             rest = packed.add(ids[cut:], types[cut:], positions[..., cut:], images[seen:], shared)
             for offset, token, logprob in _predicted(row):
-                inside = offset - 1 - cut
-                packed.sources.append(
-                    rest.start + inside if inside >= 0 or shared is None else shared.start + offset - 1
-                )
+                before = offset - 1  # the token that predicts it, the shared prompt's last one perhaps
+                inside = before - cut + rest.start
+                packed.sources.append(before + shared.start if shared and before < cut else inside)
                 packed.targets.append(token)
                 packed.engine.append(logprob)
                 packed.advantages.append(row.advantage)
@@ -210,7 +209,7 @@ def _number_images(rows: Sequence[Row]) -> tuple[list[list[int]], list[bytes]]:
     """For each row which of the different images its images are, and the different images."""
     known: dict[str, int] = {}
     unique: list[bytes] = []
-    numbers = []
+    numbers: list[list[int]] = []
     for row in rows:
         numbers.append([])
         for data in row.images:

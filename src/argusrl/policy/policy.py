@@ -19,7 +19,7 @@ from torch import Tensor
 from argusrl.algorithms.losses import ClipSettings, clipped_policy_loss
 from argusrl.errors import ModelError
 from argusrl.policy import adapter, checkpoint, sharding
-from argusrl.policy.inputs import InputBuilder
+from argusrl.policy.inputs import InputBuilder, PackedBatch
 from argusrl.policy.lora import ADAPTER, add_lora, load_initial, peft_name, without_adapter
 from argusrl.policy.model import decoder_of, head_of, load_model, packs, torch_dtype
 from argusrl.policy.optimizer import make_adamw
@@ -82,7 +82,8 @@ class Policy:
         update; so neither ranks nor micro-batches change the gradient. With one update per step the old
         log-probability is the new one, detached; with more it is the engine's.
 
-        Raises ModelError for rows that cannot be computed. A NaN shows in the stats and is caught by optimizer_step.
+        Raises ModelError on all ranks where one has rows that cannot be computed; call discard_gradients then. A NaN
+        shows in the stats and is caught by optimizer_step.
         """
         self._require_onload()
         batches = [list(rows) for rows in micro_batches]
@@ -90,10 +91,7 @@ class Policy:
             batches = self._one_by_one(batches)
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self._device)
         gap_max = torch.zeros((), dtype=torch.float64, device=self._device)
-        for number, rows in enumerate(batches):
-            # LoRA gradients are small and stay whole until the last; a whole model's are shared out at once
-            last = number == len(batches) - 1
-            self._scorer.set_requires_gradient_sync(last or self.settings.kind == "full")
+        for rows in batches:
             gap_max = torch.maximum(gap_max, self._backward(rows, denominator_tokens, sums))
         dist.all_reduce(sums)
         dist.all_reduce(gap_max, op=dist.ReduceOp.MAX)
@@ -101,7 +99,7 @@ class Policy:
 
     def _backward(self, rows: Sequence[Row], denominator_tokens: int, sums: Tensor) -> Tensor:
         """Backward of one micro-batch; adds to `sums` and returns the largest gap to the engine."""
-        batch = self._inputs.pack(rows).to(self._device)
+        batch = self._pack(rows)
         new, entropies = self._scorer(batch, self.settings.temperature, self._banned)
         old = new.detach() if self.settings.updates_per_step == 1 else batch.engine
         parts = clipped_policy_loss(new, old, batch.engine, batch.advantages, self._clip)
@@ -112,6 +110,19 @@ class Policy:
         values = [parts.loss.detach(), entropies.sum(), parts.ratio, parts.clipped, parts.cut, parts.clamped, gap.sum()]
         sums += torch.stack([value.double() for value in values] + [sums.new_tensor(n) for n in (len(gap), row_tokens)])
         return gap.max().double() if len(gap) else gap.new_zeros((), dtype=torch.float64)
+
+    def _pack(self, rows: Sequence[Row]) -> PackedBatch:
+        """The batch on the device. Where one rank refuses its rows, all raise, before anyone waits in a forward."""
+        batch, problem = None, None
+        try:
+            batch = self._inputs.pack(rows)
+        except ModelError as error:
+            problem = error
+        refused = torch.tensor(float(problem is not None))
+        dist.all_reduce(refused, op=dist.ReduceOp.MAX)
+        if batch is None or refused > 0:
+            raise problem or ModelError("another rank refused its rows")
+        return batch.to(self._device)
 
     def _one_by_one(self, batches: Sequence[Sequence[Row]]) -> list[list[Row]]:
         """One row per forward, for models that cannot pack; equally many on every rank."""
@@ -208,7 +219,7 @@ class Policy:
         turn = RowTurn(
             prompt_ids=tuple(prompt_ids), response_ids=tuple(response_ids), logprobs=(0.0,) * len(response_ids)
         )
-        batch = self._inputs.pack([Row(turns=(turn,), advantage=0.0, images=tuple(images))]).to(self._device)
+        batch = self._pack([Row(turns=(turn,), advantage=0.0, images=tuple(images))])
         with torch.no_grad(), without_adapter(self._scorer) if adapter == "base" else nullcontext():
             logprobs, _ = self._scorer(batch, 1.0, self._banned[:0])
         return logprobs.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,11 @@ def _compare(path: str) -> dict[str, Any]:
         raise ModelError(f"{path} is a {base.config.model_type}: the self-test is for Qwen3-VL")
     builder = InputBuilder(base, settings)
     rows = sample_rows(builder, base.config)
+    rows.append(_other_sample(rows[-1]))
     head = base.get_output_embeddings()
     with torch.no_grad():
         batch = builder.pack(rows)
-        packed = head(Scorer(base, base).hidden_states(batch))
+        packed = head(Scorer(base, base).hidden_states(batch)[batch.sources])
         text_config(base)._attn_implementation = "sdpa"
         alone = torch.cat([_plain_logits(base, builder, row) for row in rows])
     error = (packed - alone).abs().max().item()
@@ -157,8 +159,14 @@ def _compare(path: str) -> dict[str, Any]:
     }
 
 
+def _other_sample(row: Row) -> Row:
+    """Another trajectory of the same prompt, which shares its tokens when packed."""
+    first = replace(row.turns[0], response_ids=row.turns[0].response_ids[::-1][:2], logprobs=(-1.0, -1.0))
+    return replace(row, turns=(first, *row.turns[1:]))
+
+
 def _plain_logits(base: Any, builder: InputBuilder, row: Row) -> Tensor:
-    """[L, V] as transformers does it by itself: its own positions, an ordinary attention mask."""
+    """[N, V] as transformers does it by itself: its own positions, an ordinary attention mask."""
     batch = builder.pack([row])
     inputs = dict(batch.image_inputs)
     if row.images:
@@ -168,7 +176,8 @@ def _plain_logits(base: Any, builder: InputBuilder, row: Row) -> Tensor:
         inputs["image_grid_thw"] = grids[list(batch.image_order)]
         inputs["mm_token_type_ids"] = batch.token_types
     attention = torch.ones_like(batch.input_ids)
-    return base(input_ids=batch.input_ids, attention_mask=attention, use_cache=False, **inputs).logits[0]
+    logits = base(input_ids=batch.input_ids, attention_mask=attention, use_cache=False, **inputs).logits[0]
+    return logits[batch.sources]
 
 
 def _image(width: int, height: int, tone: int) -> bytes:

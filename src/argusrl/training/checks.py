@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from argusrl.config.sections import Config
 from argusrl.data.check import CheckedSource, check_source, find_overlap
 from argusrl.data.source import has_split, open_source
 from argusrl.errors import ModelError
+from argusrl.rewards.combined import open_rewards
+from argusrl.rollout.player import PlaySettings
 from argusrl.rollout.rendering import Renderer, RenderingRefused
-from argusrl.types import Prompt
+from argusrl.types import AdapterRef, Prompt
 
 _ANSWERED = frozenset({"exact", "choice", "number", "math"})  # rewards that compare with an answer
 
@@ -38,6 +41,7 @@ class CheckedInput:
 def check_input(config: Config, say: Callable[[str], None]) -> CheckedInput:
     """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
     check_model_folder(config.model.path)
+    asyncio.run(_check_rewards(config))
     renderer = Renderer.of(config.model)
     images = _ImageCount()
     limit = prompt_limit(config)
@@ -83,6 +87,18 @@ def check_input(config: Config, say: Callable[[str], None]) -> CheckedInput:
     )
 
 
+async def _check_rewards(config: Config) -> None:
+    """Import the user's functions and look tokens up, in a process that ends again. Raises ConfigError."""
+    sections = [reward for reward in config.rewards if reward.kind in ("python", "http")]
+    if not sections:
+        return
+    rewards = open_rewards(sections)
+    try:
+        await rewards.prepare()
+    finally:
+        await rewards.close()
+
+
 def check_model_folder(path: str) -> None:
     """A clear word about a local folder that is not a model; hub ids are left to transformers. Raises ModelError."""
     folder = Path(path)
@@ -108,6 +124,22 @@ def prompt_limit(config: Config) -> int:
     """Longest first prompt in tokens."""
     room = config.model.max_tokens - config.rollout.max_response_tokens
     return min(room, config.rollout.max_prompt_tokens or room)
+
+
+def settings_for(config: Config, adapter: AdapterRef | None) -> PlaySettings:
+    """How episodes are played under an adapter, or under the base model."""
+    return PlaySettings(
+        temperature=config.rollout.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+        max_prompt_tokens=prompt_limit(config),
+        max_tokens=config.model.max_tokens,
+        max_turns=config.environment.max_turns,
+        adapter_version=None if adapter is None else adapter.version,
+        adapter_sha256="" if adapter is None else adapter.sha256,
+        request_timeout_seconds=config.rollout.request_timeout_seconds,
+        episode_timeout_seconds=config.environment.episode_timeout_seconds,
+        retries=config.rollout.retries,
+    )
 
 
 class _ImageCount:

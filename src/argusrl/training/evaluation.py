@@ -67,7 +67,7 @@ class EvaluationResult:
         for name, accuracy in (("greedy", self.greedy), ("sampled", self.sampled)):
             low, high = accuracy.interval
             values[f"evaluate/{name}/accuracy"] = accuracy.accuracy
-            values[f"evaluate/{name}/accuracy/low"], values[f"evaluate/{name}/accuracy/high"] = low, high
+            values[f"evaluate/{name}/low"], values[f"evaluate/{name}/high"] = low, high
         return values
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from argusrl.config.sections import EvaluateSection
+from argusrl.errors import ConfigError
+from argusrl.journal.commits import Commit, CommitChain
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.manifest import verify_manifest
 from argusrl.storage.publish import publish_file
 
 
@@ -37,6 +41,34 @@ def read_evaluations(folder: RunFolder, last_step: int) -> Iterator[dict[str, An
         record = read_evaluation(folder, step) if step <= last_step else None
         if record is not None:
             yield record
+
+
+def choose_commit(folder: RunFolder, which: str) -> Commit:
+    """The commit of a step: its number, "last", or "best" (by the run's own evaluations). Raises ConfigError."""
+    chain = CommitChain(folder)
+    head = chain.head()
+    if head is None:
+        raise ConfigError(f"run {folder.name} has no committed step yet")
+    if which == "last":
+        return head
+    if which == "best":
+        return chain.read(BestAdapter.of(folder, head.step).step)
+    if not which.isdigit() or int(which) > head.step:
+        raise ConfigError(f"step {which!r} is none of run {folder.name}", f"give 0 to {head.step}, last or best")
+    return chain.read(int(which))
+
+
+def require_adapter(folder: RunFolder, commit: Commit) -> Path:
+    """Folder of a commit's adapter, every digest checked. Raises ConfigError if retention removed it."""
+    path = folder.absolute(commit.adapter.path)
+    if not path.is_dir():
+        kept = sorted(int(other.name[1:7]) for other in folder.adapters.iterdir() if other.name.startswith("v"))
+        raise ConfigError(
+            f"the adapter of step {commit.step} was removed by retention (checkpoint.keep_adapters)",
+            f"adapters of steps {', '.join(map(str, kept))} are there",
+        )
+    verify_manifest(path)
+    return path
 
 
 @dataclass(slots=True)

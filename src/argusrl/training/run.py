@@ -21,7 +21,7 @@ from argusrl.observe.events import EventLog
 from argusrl.rollout.player import PlaySettings
 from argusrl.storage.layout import RunFolder
 from argusrl.training.canary import Verification, verify
-from argusrl.training.checks import CheckedInput, prompt_limit
+from argusrl.training.checks import CheckedInput, settings_for
 from argusrl.training.engine_worker import EngineProof
 from argusrl.training.fleet import Workers
 from argusrl.training.phases import Colocation
@@ -97,19 +97,7 @@ class Run:
 
     def play_settings(self) -> PlaySettings:
         """How training episodes are played under the committed adapter."""
-        rollout, adapter = self.config.rollout, self.state.adapter
-        return PlaySettings(
-            temperature=rollout.temperature,
-            max_response_tokens=rollout.max_response_tokens,
-            max_prompt_tokens=prompt_limit(self.config),
-            max_tokens=self.config.model.max_tokens,
-            max_turns=self.config.environment.max_turns,
-            adapter_version=None if adapter is None else adapter.version,
-            adapter_sha256="" if adapter is None else adapter.sha256,
-            request_timeout_seconds=rollout.request_timeout_seconds,
-            episode_timeout_seconds=self.config.environment.episode_timeout_seconds,
-            retries=rollout.retries,
-        )
+        return settings_for(self.config, self.state.adapter)
 
     async def rollout(self, step: int) -> RolloutResult:
         """Play the step's prompts, minus what interrupted attempts had finished. Raises Interrupted on a stop signal."""

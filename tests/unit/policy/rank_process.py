@@ -2,11 +2,13 @@
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from argusrl.errors import ModelError
 from argusrl.policy import group
 from argusrl.policy.policy import Policy
 from argusrl.policy.sharding import gather_full
@@ -22,7 +24,7 @@ def learn(policy: Policy, micro_batches: list[Any], denominator_tokens: int) -> 
 def refused(call: Any) -> bool:
     try:
         call()
-    except FileExistsError:
+    except (FileExistsError, ModelError):
         return True
     return False
 
@@ -49,6 +51,8 @@ def main(rank: int, port: int, folder: Path) -> None:
         "refused_adapter": refused(lambda: policy.publish_adapter(adapter, 1, 1)),
         "refused_checkpoint": refused(lambda: policy.save_checkpoint(checkpoint).result(timeout=60)),
     }
+    bad = [replace(rows[0], images=())] if rank == 1 else [rows[0]]
+    result["refused_rows"] = refused(lambda: policy.forward_backward([bad], denominator_tokens))
     policy.load_checkpoint(checkpoint)
     result["reloaded"] = policy.state_digest()
     policy.load_adapter(adapter)

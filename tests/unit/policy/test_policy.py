@@ -63,13 +63,31 @@ def test_sharing_a_prompt_does_not_change_the_gradient(policy, rows, gradients) 
     assert packed.tokens == alone.tokens == total
 
 
-def test_bit_reproducible(policy, rows, tokens, gradients) -> None:
-    results = []
-    for _ in range(2):
-        policy.forward_backward([rows, rows], tokens.response * 2)
-        results.append(gradients(policy))
-        policy.discard_gradients()
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_bit_reproducible(settings, rows, tokens, deterministic: bool) -> None:
+    digests = set()
+    try:
+        for _ in range(2):
+            policy = Policy(replace(settings, deterministic=deterministic))
+            for _ in range(2):
+                policy.forward_backward([rows, rows], tokens.response * 2)
+                policy.optimizer_step(1e-2)
+            digests.add(policy.state_digest())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(digests) == 1
+
+
+def test_refused_rows_leave_nothing_behind(policy, rows, tokens, gradients) -> None:
+    policy.forward_backward([rows], tokens.response)
+    clean = gradients(policy)
+    policy.discard_gradients()
+    with pytest.raises(ModelError, match="no pixels"):
+        policy.forward_backward([rows, [replace(rows[0], images=())]], tokens.response)
+    policy.discard_gradients()
+    policy.forward_backward([rows], tokens.response)
+    assert all(torch.equal(value, clean[name]) for name, value in gradients(policy).items())
 
 
 def test_stats_of_the_first_update(policy, rows, tokens) -> None:

@@ -14,7 +14,7 @@ def test_packed_equals_alone(random_model: Any) -> None:
     report = selftest.packing_parity(str(random_model))
     assert report["passed"]
     assert report["max_logit_error"] < 1e-5
-    assert report["rows"] == 3
+    assert report["rows"] == 4
 
 
 def test_notices_lost_borders(random_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

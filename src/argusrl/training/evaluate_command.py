@@ -1,0 +1,74 @@
+"""Evaluation outside a run: base model against adapter, with engines and episode workers only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argusrl.config.secrets import resolve_environment
+from argusrl.config.sections import Config
+from argusrl.errors import ConfigError
+from argusrl.storage.layout import RunFolder
+from argusrl.training.bring_up import start_engines, start_episode_workers
+from argusrl.training.checks import CheckedInput, check_input, settings_for
+from argusrl.training.evaluation import evaluate
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Position
+from argusrl.training.placement import Placement, place
+from argusrl.types import AdapterRef
+
+_EPOCH = 1  # nobody else calls these workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationJob:
+    """What to evaluate. `adapter` lies in `folder`; None evaluates the base model alone."""
+
+    config: Config
+    folder: RunFolder
+    adapter: AdapterRef | None
+    logs: Path
+
+
+def run_evaluation(job: EvaluationJob, say: Callable[[str], None]) -> dict[str, Any]:
+    """{"base": …, "adapter": …} with greedy and sampled accuracy, counts and intervals. Raises every typed error."""
+    checked = check_input(job.config, say)
+    if checked.heldout is None:
+        raise ConfigError("there is nothing to evaluate on", "set data.heldout (files) or data.heldout_size")
+    placement = place(job.config.cluster, resolve_environment(job.config.cluster.environment))
+    try:
+        return asyncio.run(_evaluate(job, checked, placement, say))
+    finally:
+        placement.close()
+
+
+async def _evaluate(
+    job: EvaluationJob, checked: CheckedInput, placement: Placement, say: Callable[[str], None]
+) -> dict[str, Any]:
+    config = job.config
+    position, deadline = Position(_EPOCH), config.cluster.call_timeout_seconds
+    engines = EngineFleet(start_engines(config, job.folder, placement, checked, job.logs), position, deadline)
+    workers = start_episode_workers(config, job.folder, placement, checked, engines.actors, job.logs)
+    episodes = EpisodeFleet(workers, position, deadline)
+    start = config.cluster.start_timeout_seconds
+    say("starting engines")
+    await asyncio.gather(engines.ready(start), episodes.ready(start))
+    assert checked.heldout is not None
+    prompts = min(len(checked.heldout.source), config.evaluate.prompts or len(checked.heldout.source))
+    report: dict[str, Any] = {"prompts": prompts, "samples": config.evaluate.samples}
+    for name, adapter in (("base", None), ("adapter", job.adapter)):
+        if name == "adapter" and adapter is None:
+            continue
+        if adapter is not None:
+            await engines.load_adapter(adapter)
+        say(f"evaluating {name}")
+        result = await evaluate(
+            episodes, settings_for(config, adapter), config, prompts=prompts, engines=len(engines.actors)
+        )
+        report[name] = result.report()
+    if job.adapter is not None:
+        report["adapter"] |= {"version": job.adapter.version, "sha256": job.adapter.sha256}
+    await episodes.close()
+    return report
