@@ -42,10 +42,11 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         adapter = write_adapter(Path(options.model), Path(folder))
-        pipes = {}
+        pipes, processes = {}, []
         for name in ("argusrl", "plain"):
             pipes[name], other = context.Pipe()
-            context.Process(target=serve, args=(name, vars(options), adapter, other), daemon=True).start()
+            processes.append(context.Process(target=serve, args=(name, vars(options), adapter, other), daemon=True))
+            processes[-1].start()
             pipes[name].recv()
         measured: dict[str, list[tuple[float, float, int]]] = {name: [] for name in pipes}
         for number in range(options.rounds + 2):
@@ -56,6 +57,8 @@ def main() -> None:
                     measured[name].append(result)
         for pipe in pipes.values():
             pipe.send(None)
+        for process in processes:
+            process.join()
     speeds = {name: [tokens / wall for wall, _, tokens in rounds] for name, rounds in measured.items()}
     ratios = [ours / plain for ours, plain in zip(speeds["argusrl"], speeds["plain"], strict=True)]
     report = {

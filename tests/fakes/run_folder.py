@@ -95,7 +95,7 @@ def publish_adapter(run: RunFolder, version: int, epoch: int) -> AdapterRef:
             "version": version,
             "epoch": epoch,
             "sha256": ref.sha256,
-            "file_sha256": ref.file_sha256,
+            "file": "adapter_model.safetensors",
             "base_model": "tiny",
         },
     )

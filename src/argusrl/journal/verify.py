@@ -203,11 +203,10 @@ class _Verification:
                     ("version", adapter.version),
                     ("epoch", adapter.epoch),
                     ("sha256", adapter.sha256),
-                    ("file_sha256", adapter.file_sha256),
                 ):
-                    if manifest[name] != value:
+                    if manifest.get(name) != value:
                         self.problems.append(f"{folder} has {name} {manifest[name]}, commit {commit.step} says {value}")
-                weights = manifest["files"].get("adapter_model.safetensors", {}).get("sha256")
+                weights = manifest["files"].get(manifest["file"], {}).get("sha256")
                 if weights != adapter.file_sha256:
                     self.problems.append(f"{folder} holds adapter_model.safetensors with sha256 {weights}")
 

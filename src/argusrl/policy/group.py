@@ -8,6 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from argusrl.errors import ClusterError
+
 
 def host_store(host: str = "127.0.0.1", port: int = 0) -> dist.TCPStore:
     """Start the rendezvous store in this process; `.port` is the bound port. It lives as long as the object."""
@@ -19,7 +21,7 @@ def connect(
 ) -> None:
     """Join the group `name` at the store. A name is used once: survivors of a fault meet again under a new one.
 
-    Leaves the group this process is in, if any.
+    Leaves the group this process is in, if any. Raises ClusterError where the store or a rank does not answer.
     """
     disconnect()
     timeout = timedelta(seconds=timeout_seconds)
@@ -28,8 +30,14 @@ def connect(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first use of cuBLAS
         torch.cuda.set_device(0)  # an actor sees its own GPU only
         backend = "cpu:gloo,cuda:nccl"
-    store = dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=timeout))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    try:
+        store = dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=timeout))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    except dist.DistError as error:
+        raise ClusterError(
+            f"rank {rank} of {world} could not join the group {name} at {host}:{port}: {error}",
+            "check that all ranks started and that this address is reachable from them",
+        ) from error
 
 
 def disconnect() -> None:

@@ -40,15 +40,16 @@ def _distribution(rows: Tensor, weight: Tensor, bias: Tensor | None, temperature
     return torch.log_softmax(logits, dim=-1)
 
 
-def _entropy(logs: Tensor) -> Tensor:
-    return -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)  # 0 · -inf is NaN
+def _entropy(logs: Tensor, probabilities: Tensor) -> Tensor:
+    return -(probabilities * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)  # 0 · -inf is NaN
 
 
 def _chunk(
     rows: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, temperature: float, banned: Tensor
 ) -> tuple[Tensor, Tensor]:
     logs = _distribution(rows, weight, bias, temperature, banned)
-    return logs.gather(1, ids[:, None])[:, 0], _entropy(logs.detach())
+    fixed = logs.detach()
+    return logs.gather(1, ids[:, None])[:, 0], _entropy(fixed, fixed.exp())
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -71,9 +72,10 @@ class _FrozenHead(torch.autograd.Function):
             part = slice(start, start + CHUNK_TOKENS)
             logs = _distribution(hidden[part], weight, bias, temperature, banned)
             logprobs[part] = logs.gather(1, targets[part, None])[:, 0]
-            entropies[part] = _entropy(logs)
+            probabilities = logs.exp()
+            entropies[part] = _entropy(logs, probabilities)
             if slopes is not None:
-                mean = logs.exp().to(weight.dtype) @ weight
+                mean = probabilities.to(weight.dtype) @ weight
                 slopes[part] = (weight[targets[part]] - mean) / temperature
         ctx.save_for_backward(slopes)
         ctx.mark_non_differentiable(entropies)

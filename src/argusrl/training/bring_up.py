@@ -29,7 +29,7 @@ def start_workers(
     position = Position(epoch)
     deadline = config.cluster.call_timeout_seconds
     engines = start_engines(config, folder, placement, checked, logs)
-    settings = PolicySettings.from_config(config, device=layout.device, banned_ids=checked.renderer.banned_ids)
+    settings = PolicySettings.from_config(config, device=layout.device, banned_ids=checked.banned_ids)
     first = 0 if layout.colocate else layout.engines
     threads = {"OMP_NUM_THREADS": str(config.training.threads)}
     ranks = [
@@ -69,7 +69,7 @@ def start_episode_workers(
             f"w{index}",
             config,
             folder,
-            checked.bad_rows(),
+            checked.bad_rows,
             engines,
             logs,
             environment={"OMP_NUM_THREADS": "1"},
@@ -94,8 +94,8 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         max_images=checked.max_images,
         lora_rank=config.adapter.rank if lora else None,
         lora_alpha=lora_alpha(config),
-        banned_ids=checked.renderer.banned_ids,
-        end_ids=checked.renderer.end_ids,
+        banned_ids=checked.banned_ids,
+        end_ids=checked.end_ids,
         cache_bytes=engine.cache_bytes or (None if gpu else 1 << 30),
         gpu_memory_share=engine.gpu_memory_share,
         max_sequences=engine.max_sequences,

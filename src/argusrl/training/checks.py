@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +26,25 @@ _ANSWERED = frozenset({"exact", "choice", "number", "math"})  # rewards that com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedInput:
-    """What the driver knows of model and data after it looked at all of it."""
+    """What the driver needs to know of model and data: numbers only, so it imports no torch and holds no row."""
 
-    renderer: Renderer
-    train: CheckedSource
-    heldout: CheckedSource | None
+    prompts: int  # usable training prompts
+    heldout_prompts: int  # usable held-out prompts; 0 where the recipe has none
+    bad_rows: dict[str, array[int]]  # by split: rows that episode workers leave out, too
     max_images: int  # most images in one sequence; 0 for a text-only model
+    banned_ids: tuple[int, ...]  # never sampled
+    end_ids: tuple[int, ...]
     warnings: tuple[str, ...]
 
-    def bad_rows(self) -> dict[str, Sequence[int]]:
-        """Rows that episode workers leave out, too."""
-        checked = {"train": self.train, "heldout": self.heldout}
-        return {name: array("Q", (bad.row for bad in one.bad)) for name, one in checked.items() if one is not None}
+
+def check_in_child(config: Config) -> CheckedInput:
+    """check_input in a process of its own, which takes transformers and torch away with it when it ends."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as child:
+        return child.submit(check_input, config).result()
 
 
-def check_input(config: Config, say: Callable[[str], None]) -> CheckedInput:
+def check_input(config: Config) -> CheckedInput:
     """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
     check_model_folder(config.model.path)
     asyncio.run(_check_rewards(config))
@@ -69,22 +75,34 @@ def check_input(config: Config, say: Callable[[str], None]) -> CheckedInput:
             also=also,
         )
 
-    train = check("train")
-    heldout = check("heldout") if has_split(config.data, config.environment, "heldout") else None
-    warnings = [f"{len(one.bad)} unusable rows are left out" for one in (train, heldout) if one and one.bad]
-    if heldout is not None and (overlap := find_overlap(train, heldout)):
-        warnings.append(f"{len(overlap)} held-out rows are also training rows: accuracy on them flatters")
-    for warning in warnings:
-        say(warning)
-    if not renderer.shows_images:
-        max_images = 0
-    elif config.environment.kind == "single_turn":
-        max_images = max(1, images.most)
-    else:
-        max_images = max(1, images.most) * (config.environment.max_turns + 1)
+    checked = {"train": check("train")}
+    if has_split(config.data, config.environment, "heldout"):
+        checked["heldout"] = check("heldout")
     return CheckedInput(
-        renderer=renderer, train=train, heldout=heldout, max_images=max_images, warnings=tuple(warnings)
+        prompts=len(checked["train"].source),
+        heldout_prompts=len(checked["heldout"].source) if "heldout" in checked else 0,
+        bad_rows={split: array("Q", (bad.row for bad in one.bad)) for split, one in checked.items()},
+        max_images=_max_images(config, renderer, images.most),
+        banned_ids=renderer.banned_ids,
+        end_ids=renderer.end_ids,
+        warnings=tuple(_warnings(checked)),
     )
+
+
+def _warnings(checked: dict[str, CheckedSource]) -> Iterator[str]:
+    for split, one in checked.items():
+        if one.bad:
+            yield f"{len(one.bad)} unusable {split} rows are left out, the first is: {one.bad[0].reason}"
+    if "heldout" in checked and (overlap := find_overlap(checked["train"], checked["heldout"])):
+        yield f"{len(overlap)} held-out rows are also training rows: accuracy on them flatters"
+
+
+def _max_images(config: Config, renderer: Renderer, most: int) -> int:
+    if not renderer.shows_images:
+        return 0
+    if config.environment.kind == "single_turn":
+        return max(1, most)
+    return max(1, most) * (config.environment.max_turns + 1)
 
 
 async def _check_rewards(config: Config) -> None:

@@ -38,7 +38,7 @@ from argusrl.observe.sinks import open_sinks, require_sinks
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
-from argusrl.training.checks import CheckedInput, check_input
+from argusrl.training.checks import CheckedInput, check_in_child
 from argusrl.training.evaluation_file import read_evaluation, read_evaluations
 
 _HEARTBEAT_SECONDS = 5.0
@@ -109,7 +109,10 @@ class _Driver:
         probe_root(self.folder.path)
         self.display = make_display(config.observe.display)
         self.display.start(config, self.folder.path, history(self.folder))
-        self.checked = check_input(config, lambda text: self.display.message(text, warning=True))
+        self.display.phase("check")
+        self.checked = check_in_child(config)
+        for warning in self.checked.warnings:
+            self.display.message(warning, warning=True)
 
     async def run(self) -> Verdict:
         """Start the workers and train."""
@@ -145,7 +148,7 @@ class _Driver:
                 colocation=Colocation(workers.engines, workers.ranks, shared=layout.colocate),
                 checked=checked,
                 order=PromptOrder(
-                    len(checked.train.source),
+                    checked.prompts,
                     config.run.seed,
                     config.data.shuffle,
                     window=config.algorithm.prompts_per_step,

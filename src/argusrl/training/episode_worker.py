@@ -37,6 +37,14 @@ class GroupOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedStep:
+    """What interrupted attempts had finished, and which row of the prompt source each prompt id is."""
+
+    leftovers: Leftovers
+    rows: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """What evaluation keeps of a trajectory."""
 
@@ -97,11 +105,13 @@ class EpisodeWorker:
         self.fence.check(epoch, step)
         self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.name)
 
-    async def adopt(self, epoch: int, step: int, adapter_sha256: str) -> Leftovers:
+    async def adopt(self, epoch: int, step: int, adapter_sha256: str, indices: Sequence[int]) -> AdoptedStep:
         """Take over what interrupted attempts had finished in this step, sampled from the committed adapter."""
         self.fence.check(epoch, step)
         assert self.journal is not None
-        return await asyncio.to_thread(self.journal.adopt, adapter_sha256)
+        leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256)
+        rows = {self.sources["train"][index].id: index for index in indices} if leftovers.trajectories else {}
+        return AdoptedStep(leftovers=leftovers, rows=rows)
 
     async def play(
         self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings, attempt: int

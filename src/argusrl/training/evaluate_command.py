@@ -13,7 +13,7 @@ from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 from argusrl.storage.layout import RunFolder
 from argusrl.training.bring_up import start_engines, start_episode_workers
-from argusrl.training.checks import CheckedInput, check_input, settings_for
+from argusrl.training.checks import CheckedInput, check_in_child, settings_for
 from argusrl.training.evaluation import evaluate
 from argusrl.training.fleet import EngineFleet, EpisodeFleet, Position
 from argusrl.training.placement import Placement, place
@@ -34,8 +34,10 @@ class EvaluationJob:
 
 def run_evaluation(job: EvaluationJob, say: Callable[[str], None]) -> dict[str, Any]:
     """{"base": …, "adapter": …} with greedy and sampled accuracy, counts and intervals. Raises every typed error."""
-    checked = check_input(job.config, say)
-    if checked.heldout is None:
+    checked = check_in_child(job.config)
+    for warning in checked.warnings:
+        say(warning)
+    if not checked.heldout_prompts:
         raise ConfigError("there is nothing to evaluate on", "set data.heldout (files) or data.heldout_size")
     placement = place(job.config.cluster, resolve_environment(job.config.cluster.environment))
     try:
@@ -55,8 +57,7 @@ async def _evaluate(
     start = config.cluster.start_timeout_seconds
     say("starting engines")
     await asyncio.gather(engines.ready(start), episodes.ready(start))
-    assert checked.heldout is not None
-    prompts = min(len(checked.heldout.source), config.evaluate.prompts or len(checked.heldout.source))
+    prompts = min(checked.heldout_prompts, config.evaluate.prompts or checked.heldout_prompts)
     report: dict[str, Any] = {"prompts": prompts, "samples": config.evaluate.samples}
     for name, adapter in (("base", None), ("adapter", job.adapter)):
         if name == "adapter" and adapter is None:

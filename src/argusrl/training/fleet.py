@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argusrl.journal.episodes import Leftovers, SealedStep
+from argusrl.journal.episodes import SealedStep
 from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
 from argusrl.training.calls import call, call_all
 from argusrl.training.engine_worker import EngineProof
-from argusrl.training.episode_worker import GroupOrder, Score
+from argusrl.training.episode_worker import AdoptedStep, GroupOrder, Score
 from argusrl.training.rank_worker import Published, RankUpdate, UpdateReport
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryRef
 
@@ -155,10 +155,10 @@ class EpisodeFleet:
         """Open the journal segments of the current step."""
         await self._all("begin")
 
-    async def adopt(self, adapter_sha256: str) -> Leftovers:
+    async def adopt(self, adapter_sha256: str, indices: Sequence[int]) -> AdoptedStep:
         """Take over what interrupted attempts finished in the current step; the first worker does it for all."""
         at = self.position
-        reference = self.actors[0].adopt.remote(at.epoch, at.step, adapter_sha256)
+        reference = self.actors[0].adopt.remote(at.epoch, at.step, adapter_sha256, list(indices))
         return await call(reference, self.deadline_seconds, "adopt of episode worker 0")
 
     async def make_canary(self, settings: PlaySettings) -> TrajectoryRef:

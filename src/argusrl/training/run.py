@@ -107,8 +107,7 @@ class Run:
         adopted: Sequence[TrajectoryRef] = ()
         ids: dict[str, int] = {}
         if not self.leftovers_taken:
-            adopted = await self._adopt(step)
-            ids = {self.checked.train.source[index].id: index for index in indices} if adopted else {}
+            adopted, ids = await self._adopt(step, indices)
             self.leftovers_taken = True
         rollout = Rollout(
             episodes=self.workers.episodes,
@@ -121,9 +120,10 @@ class Run:
         )
         return await self.unless_stopped(rollout.play(indices, ids, adopted))
 
-    async def _adopt(self, step: int) -> Sequence[TrajectoryRef]:
+    async def _adopt(self, step: int, indices: Sequence[int]) -> tuple[Sequence[TrajectoryRef], dict[str, int]]:
         assert self.state.adapter is not None
-        leftovers = await self.workers.episodes.adopt(self.state.adapter.sha256)
+        adopted = await self.workers.episodes.adopt(self.state.adapter.sha256, indices)
+        leftovers = adopted.leftovers
         if leftovers.trajectories or leftovers.damaged or leftovers.foreign:
             self.say(
                 "adopted",
@@ -133,7 +133,7 @@ class Run:
                 foreign=leftovers.foreign,
                 damaged=list(leftovers.damaged),
             )
-        return leftovers.trajectories
+        return leftovers.trajectories, adopted.rows
 
     async def unless_stopped(self, work: Any) -> Any:
         """Await `work`, or seal the journal and raise Interrupted when the stop signal comes first."""

@@ -171,7 +171,7 @@ async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: d
     """Evaluate after this step where the recipe says so, and write the step's row, evaluation included."""
     every, step = run.config.evaluate.every_steps, run.state.step
     row: dict[str, Any] = metrics or {"step": step}
-    due = run.checked.heldout is not None and every and (step % every == 0 or step == run.config.algorithm.num_steps)
+    due = run.checked.heldout_prompts and every and (step % every == 0 or step == run.config.algorithm.num_steps)
     done = read_evaluation(run.folder, step)
     if due and done is None:
         done = await _evaluate(run, step)
@@ -188,9 +188,7 @@ async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: d
 async def _evaluate(run: Run, step: int) -> dict[str, Any]:
     run.phase("evaluate")
     started = time.monotonic()
-    heldout = run.checked.heldout
-    assert heldout is not None
-    prompts = min(len(heldout.source), run.config.evaluate.prompts or len(heldout.source))
+    prompts = min(run.checked.heldout_prompts, run.config.evaluate.prompts or run.checked.heldout_prompts)
     work = evaluate(
         run.workers.episodes,
         run.play_settings(),

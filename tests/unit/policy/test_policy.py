@@ -326,3 +326,44 @@ def test_text_models(settings, rows, tmp_path: Path, family: str, gradients) -> 
     assert close(gradients(policy), together) < 1e-5
     with pytest.raises(ModelError, match="text only"):
         policy.forward_backward([[rows[0]]], 8)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_other_image_text_models(settings, tmp_path: Path) -> None:
+    """Qwen2.5-VL goes the general way: one sequence per forward, positions and pixels as the model takes them."""
+    import transformers
+
+    from argusrl.policy.selftest import sample_rows
+
+    text = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10_000.0},
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    marks = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4}
+    torch.manual_seed(0)
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "patch_size": 16}, **marks)
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    model.save_pretrained(tmp_path)
+    transformers.AutoProcessor.from_pretrained(settings.model).save_pretrained(tmp_path)
+    policy = Policy(replace(settings, model=str(tmp_path)))
+    several = sample_rows(policy._inputs, config)
+    assert policy.forward_backward([several], 18).tokens == 18
+    assert policy.optimizer_step(1e-3).skipped is None
+
+    for row in several[:2]:
+        batch = policy._inputs.pack([row])
+        images = {**batch.image_inputs, "mm_token_type_ids": batch.token_types} if row.images else {}
+        with torch.no_grad():
+            logits = model(input_ids=batch.input_ids, **images).logits[0]
+        expected = torch.log_softmax(logits[batch.sources], -1).gather(1, batch.targets[:, None])[:, 0]
+        ours = policy.canary(row.turns[0].prompt_ids, row.images, row.turns[0].response_ids, "base")
+        assert ours == pytest.approx(expected.tolist(), abs=1e-5)
