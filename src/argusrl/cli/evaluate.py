@@ -15,9 +15,13 @@ from argusrl.cli.output import JsonOption, RootOption, say, say_json, say_table
 def register(app: typer.Typer) -> None:
     @app.command("evaluate")
     def evaluate(
-        target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="Run (name or folder), or a model with --recipe.")],
+        target: Annotated[
+            str, typer.Argument(metavar="RUN|MODEL", help="Run (name or folder), or a model with --recipe.")
+        ],
         overrides: Annotated[list[str] | None, typer.Argument(help="Changes: section.key=value …")] = None,
-        recipe: Annotated[Path | None, typer.Option("--recipe", help="Evaluate MODEL on this recipe's held-out set.")] = None,
+        recipe: Annotated[
+            Path | None, typer.Option("--recipe", help="Evaluate MODEL on this recipe's held-out set.")
+        ] = None,
         step: Annotated[str, typer.Option("--step", help="Which adapter of the run: a step, last or best.")] = "last",
         root: RootOption = Path("runs"),
         as_json: JsonOption = False,
@@ -30,7 +34,9 @@ def register(app: typer.Typer) -> None:
             _show(report)
 
 
-def run(target: str, overrides: list[str], recipe: Path | None, step: str, root: Path, *, quiet: bool) -> dict[str, Any]:
+def run(
+    target: str, overrides: list[str], recipe: Path | None, step: str, root: Path, *, quiet: bool
+) -> dict[str, Any]:
     """Find out what to evaluate, and do it."""
     from argusrl.cli.runs import find_run
     from argusrl.config.checks import require
@@ -54,7 +60,11 @@ def run(target: str, overrides: list[str], recipe: Path | None, step: str, root:
 
     with tempfile.TemporaryDirectory(prefix="argusrl-evaluate-") as logs:
         job = EvaluationJob(config=config, folder=folder, adapter=adapter, logs=Path(logs))
-        return {"target": target, **run_evaluation(job, (lambda text: None) if quiet else say)}
+        return {"target": target, **run_evaluation(job, _quiet if quiet else say)}
+
+
+def _quiet(text: str) -> None:
+    """JSON on standard output stays alone."""
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -56,7 +56,10 @@ def rescore(
     if as_json:
         say_json(report)
         return
-    rows = [[str(step["step"]), str(step["trajectories"]), f"{step['before']:.4f}", f"{step['after']:.4f}"] for step in report]
+    rows = [
+        [str(step["step"]), str(step["trajectories"]), f"{step['before']:.4f}", f"{step['after']:.4f}"]
+        for step in report
+    ]
     say_table(["step", "trajectories", "reward before", "reward after"], rows)
     failed = sum("failed" in score for score in scores)
     if failed:
@@ -100,8 +103,9 @@ async def _rescore(folder: RunFolder, sections: list[RewardSection]) -> list[dic
         jobs = []
         for step in range(1, (head.step if head else 0) + 1):
             commit = chain.read(step)
-            for item in commit.trajectories:
-                jobs.append(one(step, commit.segments[item.segment].path, item.offset, item.length))
+            jobs += [
+                one(step, commit.segments[item.segment].path, item.offset, item.length) for item in commit.trajectories
+            ]
         return list(await asyncio.gather(*jobs))
     finally:
         await rewards.close()

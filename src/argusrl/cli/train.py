@@ -12,10 +12,13 @@ def register(app: typer.Typer) -> None:
     @app.command("train")
     def train(
         recipe: Annotated[Path, typer.Argument(help="Recipe (YAML).")],
-        overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value …")] = None,
+        overrides: Annotated[
+            list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value …")
+        ] = None,
         fresh: Annotated[bool, typer.Option("--fresh", help="Start over under a new name; deletes nothing.")] = False,
         fork: Annotated[
-            str | None, typer.Option("--from", metavar="RUN@STEP", help="Start a new run from a committed step of another.")
+            str | None,
+            typer.Option("--from", metavar="RUN@STEP", help="Start a new run from a committed step of another."),
         ] = None,
     ) -> None:
         """Train by a recipe, or go on with the unfinished run of that name.

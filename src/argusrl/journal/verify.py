@@ -208,7 +208,8 @@ class _Verification:
                         self.problems.append(f"{folder} has {name} {manifest[name]}, commit {commit.step} says {value}")
                 weights = manifest["files"].get(manifest["file"], {}).get("sha256")
                 if weights != adapter.file_sha256:
-                    self.problems.append(f"{folder} holds adapter_model.safetensors with sha256 {weights}")
+                    says = f"commit {commit.step} says {adapter.file_sha256}"
+                    self.problems.append(f"{folder} has file_sha256 {weights}, {says}")
 
     def _checkpoints(self) -> None:
         folders = sorted(self.run.checkpoints.iterdir()) if self.run.checkpoints.is_dir() else []

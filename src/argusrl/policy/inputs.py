@@ -85,9 +85,10 @@ class InputBuilder:
     def __init__(self, model: Any, settings: PolicySettings) -> None:
         self._config = model.config
         self._rope_index = model.model.get_rope_index if has_mrope(model.config) else None
-        self._banned = frozenset(settings.banned_ids)
         self._processor = _image_processor(settings) if takes_images(model.config) else None
         self._image_token = getattr(model.config, "image_token_id", getattr(model.config, "image_token_index", None))
+        placeholder = () if self._image_token is None else (self._image_token,)
+        self._banned = frozenset((*settings.banned_ids, *placeholder))
 
     def pack(self, rows: Sequence[Row]) -> PackedBatch:
         """One micro-batch. No rows give a row of one token that predicts nothing, so that all ranks run a forward.
@@ -95,7 +96,7 @@ class InputBuilder:
         Raises ModelError where image tokens and pixels disagree, where ids and log-probabilities differ in number,
         or where a response holds a token that the engine must never sample.
         """
-        numbers, unique = _number_images(rows)
+        numbers, unique = _number_images(rows, once=self._rope_index is not None)
         inputs = self._process(unique)
         row = _PackedRow()
         for alike in self._by_prompt(rows, numbers):
@@ -160,7 +161,10 @@ class InputBuilder:
             return {}
         if self._processor is None:
             raise ModelError("a row has images, but the model reads text only")
-        return dict(self._processor(images=[_decode(data) for data in images], return_tensors="pt"))
+        try:
+            return dict(self._processor(images=[_decode(data) for data in images], return_tensors="pt"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"an image cannot be processed: {error}") from error
 
     def _token_types(self, row: Row) -> list[int]:
         """1 at image placeholders. By span: a response is text whatever its ids are."""
@@ -205,15 +209,15 @@ class InputBuilder:
             )
 
 
-def _number_images(rows: Sequence[Row]) -> tuple[list[list[int]], list[bytes]]:
-    """For each row which of the different images its images are, and the different images."""
+def _number_images(rows: Sequence[Row], *, once: bool) -> tuple[list[list[int]], list[bytes]]:
+    """For each row which of the different images its images are, and these; all are different where not `once`."""
     known: dict[str, int] = {}
     unique: list[bytes] = []
     numbers: list[list[int]] = []
     for row in rows:
         numbers.append([])
         for data in row.images:
-            number = known.setdefault(hashlib.sha256(data).hexdigest(), len(unique))
+            number = known.setdefault(hashlib.sha256(data).hexdigest(), len(unique)) if once else len(unique)
             if number == len(unique):
                 unique.append(data)
             numbers[-1].append(number)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from argusrl.errors import ModelError
-from argusrl.policy.model import decoder_of, decoder_prefix
+from argusrl.policy.model import decoder_of, decoder_prefix, load_model
 from argusrl.policy.settings import PolicySettings
 
 ADAPTER = "default"  # PEFT's name for the only adapter
@@ -90,6 +90,14 @@ def without_adapter(wrapped: nn.Module) -> Iterator[None]:
     finally:
         for layer, scale in zip(layers, scales, strict=True):
             layer.scaling[ADAPTER] = scale
+
+
+def adapted_layers(settings: PolicySettings) -> tuple[str, ...]:
+    """Last name parts of the layers that an adapter of this model sits on, without reading a weight.
+
+    Raises ModelError for target names that are no linear layers of the language model.
+    """
+    return tuple(_target_names(load_model(settings, reader=False), settings))
 
 
 def _target_names(model: Any, settings: PolicySettings) -> list[str]:

@@ -116,7 +116,7 @@ class Policy:
         batch, problem = None, None
         try:
             batch = self._inputs.pack(rows)
-        except ModelError as error:
+        except Exception as error:  # raised below, where all ranks know
             problem = error
         refused = torch.tensor(float(problem is not None))
         dist.all_reduce(refused, op=dist.ReduceOp.MAX)

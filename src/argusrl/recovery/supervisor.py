@@ -25,9 +25,7 @@ from argusrl.storage.layout import RunFolder
 _PR_SET_PDEATHSIG = 1
 
 
-def supervise(
-    folder: RunFolder, config: Config, *, say: Callable[[str], None], debug: bool = False
-) -> int:
+def supervise(folder: RunFolder, config: Config, *, say: Callable[[str], None], debug: bool = False) -> int:
     """Run drivers of `folder` until one completes or the rule says stop; the exit code of the whole command."""
     recovery = config.recovery
     history: list[AttemptEnd] = []
@@ -135,5 +133,3 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
                 os._exit(1)
 
     return prepare
-
-

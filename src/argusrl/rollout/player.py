@@ -56,9 +56,7 @@ class Unrecorded:
     """Evaluation keeps nothing but the outcome."""
 
     def image(self, image: Image) -> ImageRef:
-        return ImageRef(
-            sha256=image.sha256, segment="", offset=0, length=0, width=image.width, height=image.height
-        )
+        return ImageRef(sha256=image.sha256, segment="", offset=0, length=0, width=image.width, height=image.height)
 
     def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
         pass
@@ -134,7 +132,12 @@ class _GroupSampler:
         self.sent = 0
 
     async def sample(
-        self, request_id: str, collapsed: tuple[int, ...], expanded: tuple[int, ...], images: list[EngineImage], seed: int
+        self,
+        request_id: str,
+        collapsed: tuple[int, ...],
+        expanded: tuple[int, ...],
+        images: list[EngineImage],
+        seed: int,
     ) -> Completion:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
@@ -277,9 +280,8 @@ class _Episode:
             collapsed += rendered.collapsed_ids
             expanded += rendered.expanded_ids
             if not turns and len(expanded) > self.settings.max_prompt_tokens:
-                raise RenderingRefused(
-                    f"the prompt has {len(expanded)} tokens, rollout.max_prompt_tokens is {self.settings.max_prompt_tokens}"
-                )
+                limit = self.settings.max_prompt_tokens
+                raise RenderingRefused(f"the prompt has {len(expanded)} tokens, rollout.max_prompt_tokens is {limit}")
             if len(expanded) >= self.settings.max_tokens:
                 return turns, texts, paid, EpisodeEnd.TRUNCATED, question
             self.image_patches += rendered.image_patches

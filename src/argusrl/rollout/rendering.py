@@ -127,7 +127,7 @@ class Renderer:
         return self._tokenize(self._template(messages), messages)
 
     def following(self, messages: Sequence[Message], *, ended: bool) -> Rendered:
-        """What comes after a reply; `ended` says whether the reply's last id is an end token. Raises RenderingRefused."""
+        """What comes after a reply; `ended`: its last id is an end token. Raises RenderingRefused."""
         known = [Message(role="user", content=("?",)), Message(role="assistant", content=(_REPLY,))]
         text = self._template([*known, *messages])
         rest = text[text.index(_REPLY) + len(_REPLY) :]

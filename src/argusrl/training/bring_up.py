@@ -33,13 +33,17 @@ def start_workers(
     first = 0 if layout.colocate else layout.engines
     threads = {"OMP_NUM_THREADS": str(config.training.threads)}
     ranks = [
-        placement.start(RankWorker, first + rank, settings, config, folder, rank, layout.ranks, logs, environment=threads)
+        placement.start(
+            RankWorker, first + rank, settings, config, folder, rank, layout.ranks, logs, environment=threads
+        )
         for rank in range(layout.ranks)
     ]
     return Workers(
         engines=EngineFleet(engines, position, deadline),
         ranks=RankFleet(ranks, position, deadline),
-        episodes=EpisodeFleet(start_episode_workers(config, folder, placement, checked, engines, logs), position, deadline),
+        episodes=EpisodeFleet(
+            start_episode_workers(config, folder, placement, checked, engines, logs), position, deadline
+        ),
         position=position,
         logs=logs,
     )
@@ -93,7 +97,8 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         max_tokens=config.model.max_tokens,
         max_images=checked.max_images,
         lora_rank=config.adapter.rank if lora else None,
-        lora_alpha=lora_alpha(config),
+        lora_alpha=config.adapter.alpha if config.adapter.alpha is not None else 2.0 * config.adapter.rank,
+        lora_targets=checked.adapted_layers,
         banned_ids=checked.banned_ids,
         end_ids=checked.end_ids,
         cache_bytes=engine.cache_bytes or (None if gpu else 1 << 30),
@@ -105,11 +110,6 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         max_pixels=config.model.max_pixels,
         options=dict(engine.options),
     )
-
-
-def lora_alpha(config: Config) -> float:
-    """LoRA alpha with its default."""
-    return config.adapter.alpha if config.adapter.alpha is not None else 2.0 * config.adapter.rank
 
 
 async def wait_ready(config: Config, workers: Workers, *, one_after_other: bool) -> None:

@@ -48,5 +48,3 @@ def translate(error: RayError, what: str) -> ArgusError:
     if isinstance(error, RayActorError):
         return WorkerError(f"{what} died: {str(error).splitlines()[0]}")
     return WorkerError(f"{what} failed: {error}")
-
-

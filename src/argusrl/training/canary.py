@@ -40,7 +40,8 @@ def verify(
     for engine, proof in enumerate(proofs):
         if proof.sha256 != reference.sha256:
             raise AdapterRefused(
-                f"engine {engine} serves tensors with digest {proof.sha256}, version {reference.version} is {reference.sha256}"
+                f"engine {engine} serves tensors with digest {proof.sha256}, "
+                f"version {reference.version} is {reference.sha256}"
             )
         difference = _largest_difference(proof.canary, trainer)
         if not difference <= tolerance:  # NaN must not pass

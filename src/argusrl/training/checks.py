@@ -16,6 +16,7 @@ from argusrl.config.sections import Config
 from argusrl.data.check import CheckedSource, check_source, find_overlap
 from argusrl.data.source import has_split, open_source
 from argusrl.errors import ModelError
+from argusrl.policy.settings import PolicySettings
 from argusrl.rewards.combined import open_rewards
 from argusrl.rollout.player import PlaySettings
 from argusrl.rollout.rendering import Renderer, RenderingRefused
@@ -34,6 +35,7 @@ class CheckedInput:
     max_images: int  # most images in one sequence; 0 for a text-only model
     banned_ids: tuple[int, ...]  # never sampled
     end_ids: tuple[int, ...]
+    adapted_layers: tuple[str, ...]  # last name parts, "q_proj"; empty in full-parameter training
     warnings: tuple[str, ...]
 
 
@@ -48,6 +50,7 @@ def check_input(config: Config) -> CheckedInput:
     """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
     check_model_folder(config.model.path)
     asyncio.run(_check_rewards(config))
+    layers = _adapted_layers(config)
     renderer = Renderer.of(config.model)
     images = _ImageCount()
     limit = prompt_limit(config)
@@ -62,7 +65,9 @@ def check_input(config: Config) -> CheckedInput:
         except RenderingRefused as error:
             return str(error)
         if tokens > limit:
-            return f"the prompt has {tokens} tokens with its images expanded, at most {limit} fit (rollout.max_prompt_tokens)"
+            return (
+                f"the prompt has {tokens} tokens with images expanded, at most {limit} fit (rollout.max_prompt_tokens)"
+            )
         return None
 
     def check(split: Any) -> CheckedSource:
@@ -85,6 +90,7 @@ def check_input(config: Config) -> CheckedInput:
         max_images=_max_images(config, renderer, images.most),
         banned_ids=renderer.banned_ids,
         end_ids=renderer.end_ids,
+        adapted_layers=layers,
         warnings=tuple(_warnings(checked)),
     )
 
@@ -103,6 +109,14 @@ def _max_images(config: Config, renderer: Renderer, most: int) -> int:
     if config.environment.kind == "single_turn":
         return max(1, most)
     return max(1, most) * (config.environment.max_turns + 1)
+
+
+def _adapted_layers(config: Config) -> tuple[str, ...]:
+    if config.adapter.kind == "full":
+        return ()
+    from argusrl.policy.lora import adapted_layers  # imports torch
+
+    return adapted_layers(PolicySettings.from_config(config, device="cpu"))
 
 
 async def _check_rewards(config: Config) -> None:
@@ -127,7 +141,9 @@ def check_model_folder(path: str) -> None:
         return
     config = folder / "config.json"
     if not config.is_file():
-        raise ModelError(f"{folder} has no config.json", "it is not a model folder; a run folder is exported with argusrl export")
+        raise ModelError(
+            f"{folder} has no config.json", "it is not a model folder; a run folder is exported with argusrl export"
+        )
     try:
         kind = json.loads(config.read_text()).get("model_type")
     except ValueError as error:

@@ -130,7 +130,9 @@ class _Driver:
         epoch = claim_epoch(self.folder, {"attempt": self.attempt})
         sweep_temporaries(self.folder)
         events = EventLog(self.folder.events)
-        events.write("attempt", f"attempt {self.attempt} on {socket.gethostname()}", attempt=self.attempt, epoch=epoch.number)
+        events.write(
+            "attempt", f"attempt {self.attempt} on {socket.gethostname()}", attempt=self.attempt, epoch=epoch.number
+        )
         sinks = open_sinks(config, self.folder, history(self.folder), lambda kind, text: _note(events, kind, text))
         self.display.phase("ray start")
         placement = place(config.cluster, resolve_environment(config.cluster.environment))

@@ -1,4 +1,4 @@
-"""The actor that plays episodes: prompts, environments and rewards on CPUs, turns from engines, records to the journal."""
+"""The actor that plays episodes: prompts, environments, rewards on CPUs; turns from engines; records to the journal."""
 
 from __future__ import annotations
 
@@ -165,17 +165,13 @@ class EpisodeWorker:
         assert self.journal is not None
         return await asyncio.to_thread(self.journal.seal)
 
-    async def evaluate(
-        self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings
-    ) -> list[Score]:
+    async def evaluate(self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings) -> list[Score]:
         """Play samples of one held-out prompt; nothing goes to the journal."""
         self.fence.check(epoch, step)
         prompt = self.sources["heldout"][order.index]
         seed = self.config.run.seed
         samples = [
-            Sample(
-                key=TrajectoryKey(step, prompt.id, number), seed=derive_seed(seed, "evaluate", prompt.id, number)
-            )
+            Sample(key=TrajectoryKey(step, prompt.id, number), seed=derive_seed(seed, "evaluate", prompt.id, number))
             for number in order.samples
         ]
         async with self.slots:

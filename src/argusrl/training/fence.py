@@ -16,7 +16,7 @@ class Fence:
         """Raises FencedError for a call from an older epoch, or for an older step of the same epoch."""
         if (epoch, step) < (self.epoch, self.step):
             raise FencedError(
-                f"a call for epoch {epoch}, step {step} reached a worker that is at epoch {self.epoch}, step {self.step}",
+                f"a call for epoch {epoch}, step {step} reached a worker at epoch {self.epoch}, step {self.step}",
                 "another driver owns this run now; stop this one",
             )
         self.epoch, self.step = epoch, step

@@ -67,7 +67,9 @@ class EngineFleet:
         await self._all("wake_cache")
 
     async def progress(self) -> list[EngineProgress]:
-        return await call_all([actor.progress.remote() for actor in self.actors], self.deadline_seconds, "progress of engine")
+        return await call_all(
+            [actor.progress.remote() for actor in self.actors], self.deadline_seconds, "progress of engine"
+        )
 
 
 @dataclass(slots=True)

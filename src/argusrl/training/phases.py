@@ -3,7 +3,7 @@
 The order never needs both at once: engines sleep before ranks come in; ranks leave before weights wake; adapters
 are loaded before the cache returns. On CPU the same states are passed, without bytes moving.
 
-    rollout ──to_training()──► training ──publish──► leave_training() ──wake weights──► load adapter ──► wake cache ──► rollout
+    rollout ──to_training──► training ──(publish)──► to_sync ──► sync ──(load adapter)──► to_rollout ──► rollout
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -27,7 +27,7 @@ _FIXED_ENVIRONMENT = {
 class Layout:
     """How many of what, resolved from the recipe and the resources that are there."""
 
-    device: str  # "cpu" | "cuda"
+    device: Literal["cpu", "cuda"]
     ranks: int
     engines: int
     colocate: bool
@@ -44,7 +44,9 @@ class Placement:
     temporary: Path | None = None
     actors: list[Any] = field(default_factory=list)
 
-    def start(self, actor_class: type, bundle: int, *arguments: Any, environment: dict[str, str], **options: Any) -> Any:
+    def start(
+        self, actor_class: type, bundle: int, *arguments: Any, environment: dict[str, str], **options: Any
+    ) -> Any:
         """A Ray actor in a bundle. Colocated ranks and engines take half of the bundle's GPU or CPU each."""
         share = 0.5 if self.layout.colocate else 1.0
         resources = {"num_gpus": share, "num_cpus": 0} if self.layout.device == "cuda" else {"num_cpus": share}
@@ -131,7 +133,9 @@ def _join(cluster: ClusterSection) -> Path | None:
         )
     except (OSError, ValueError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise ClusterError(f"cannot start Ray on this machine: {error}", "see /dev/shm and free memory: argusrl doctor") from error
+        raise ClusterError(
+            f"cannot start Ray on this machine: {error}", "see /dev/shm and free memory: argusrl doctor"
+        ) from error
     return temporary
 
 
@@ -163,8 +167,9 @@ def _reserve(cluster: ClusterSection, layout: Layout) -> PlacementGroup:
     if not group.wait(cluster.start_timeout_seconds):
         have = {name: ray.cluster_resources().get(name, 0) for name in one}
         remove_placement_group(group)
+        waited = f"{cluster.start_timeout_seconds:.0f} s"
         raise ClusterError(
-            f"{bundles} bundles of {one} did not become free within {cluster.start_timeout_seconds:.0f} s; the cluster has {have}",
+            f"{bundles} bundles of {one} did not become free within {waited}; the cluster has {have}",
             "lower cluster.slots or cluster.cpus_per_slot, or add nodes",
         )
     return group

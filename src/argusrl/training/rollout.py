@@ -38,7 +38,6 @@ class Rollout:
     section: RolloutSection
     settings: PlaySettings
     say: Callable[[str], None]
-    on_progress: Callable[[int, int], None]
     outcomes: dict[tuple[int, int], TrajectoryRef | EpisodeFailure] = field(default_factory=dict)
 
     async def play(
@@ -75,8 +74,6 @@ class Rollout:
             results = await self.episodes.play(order, self.settings, attempt)
             for sample, result in zip(samples, results, strict=True):
                 self.outcomes[index, sample] = result
-            done = sum(isinstance(item, TrajectoryRef) for item in self.outcomes.values())
-            self.on_progress(done, len(wanted))
 
         # All samples of a group go to one engine, so that its caches hold prompt and image.
         orders = [one(number, index, samples) for number, (index, samples) in enumerate(missing.items())]
@@ -93,9 +90,10 @@ class Rollout:
             if len(failures) <= self.section.max_failed_share * len(wanted):
                 return
             reason = describe_failures(failures, len(wanted))
-            if time.monotonic() - began > self.section.pause_limit_seconds:
+            limit = self.section.pause_limit_seconds
+            if time.monotonic() - began > limit:
                 raise WorkerError(
-                    f"{reason}; paused for more than rollout.pause_limit_seconds = {self.section.pause_limit_seconds:.0f}",
+                    f"{reason}; paused for more than rollout.pause_limit_seconds = {limit:.0f}",
                     "everything finished is in the journal: mend the cause and run the same command to go on",
                 )
             self.say(f"Paused: {reason}. Trying again in {self.section.pause_probe_seconds:.0f} s")

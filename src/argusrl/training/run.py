@@ -78,9 +78,9 @@ class Run:
     display: Display
     dtype: str
     conditions: dict[str, Any]
+    on_phase: Callable[[str], None]  # hears of every phase
     state: RunState = field(default_factory=RunState)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    on_phase: Callable[[str], None] = lambda name: None
     workers_share_gpus: bool = False
     leftovers_taken: bool = False
     checkpoint_seconds: float = 0.0
@@ -100,7 +100,7 @@ class Run:
         return settings_for(self.config, self.state.adapter)
 
     async def rollout(self, step: int) -> RolloutResult:
-        """Play the step's prompts, minus what interrupted attempts had finished. Raises Interrupted on a stop signal."""
+        """Play the step's prompts, minus what interrupted attempts finished. Raises Interrupted on a stop signal."""
         self.phase("rollout")
         indices = self.order.take(self.state.prompt_position, self.config.algorithm.prompts_per_step)
         await self.workers.episodes.begin()
@@ -116,7 +116,6 @@ class Run:
             section=self.config.rollout,
             settings=self.play_settings(),
             say=lambda message: self.say("paused", message, warning=True, step=step),
-            on_progress=lambda done, total: None,
         )
         return await self.unless_stopped(rollout.play(indices, ids, adopted))
 
@@ -180,5 +179,3 @@ class Run:
 def free_bytes(folder: RunFolder) -> int:
     """Free space where the run folder lies."""
     return shutil.disk_usage(folder.path).free
-
-

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -51,7 +51,7 @@ async def run_step(run: Run, step: int) -> Commit:
             prompt_position=run.state.prompt_position + run.config.algorithm.prompts_per_step,
             plan=plan.to_json(),
             conditions=run.conditions,
-            metrics=step_metrics(run, step, rollout, advantages, report, synced, clock),
+            metrics=step_metrics(rollout, advantages, report, synced, clock),
         )
     )
     await run.checkpoint(commit)
@@ -83,7 +83,7 @@ async def synchronise(run: Run, version: int) -> Synced:
     return Synced(adapter=adapter, published=published, verification=verification)
 
 
-def advantages_of(trajectories: Sequence[TrajectoryRef], kind: str) -> list[float]:
+def advantages_of(trajectories: Sequence[TrajectoryRef], kind: Literal["group_std", "group_mean"]) -> list[float]:
     """One advantage per trajectory, relative to its group."""
     groups: dict[str, list[int]] = {}
     for row, trajectory in enumerate(trajectories):
@@ -114,9 +114,7 @@ def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], 
     )
 
 
-def orders_of(
-    plan: Plan, trajectories: Sequence[TrajectoryRef], advantages: Sequence[float]
-) -> list[list[RankUpdate]]:
+def orders_of(plan: Plan, trajectories: Sequence[TrajectoryRef], advantages: Sequence[float]) -> list[list[RankUpdate]]:
     """What each rank is told: places of its rows and their advantages, per update."""
 
     def batch(rows: Sequence[int]) -> tuple[RowOrder, ...]:
@@ -169,8 +167,6 @@ class Clock:
 
 
 def step_metrics(
-    run: Run,
-    step: int,
     rollout: RolloutResult,
     advantages: Sequence[float],
     report: UpdateReport,

@@ -77,9 +77,8 @@ async def bring_to_life(run: Run) -> None:
 async def _make_canary(run: Run) -> None:
     """Record the sequence that proves adapters: the base model's greedy reply to the first training prompt."""
     run.phase("canary")
-    settings = replace(
-        run.play_settings(), temperature=0.0, max_response_tokens=min(_CANARY_TOKENS, run.config.rollout.max_response_tokens)
-    )
+    tokens = min(_CANARY_TOKENS, run.config.rollout.max_response_tokens)
+    settings = replace(run.play_settings(), temperature=0.0, max_response_tokens=tokens)
     await run.workers.episodes.begin()
     run.state = replace(run.state, canary=await run.workers.episodes.make_canary(settings))
 

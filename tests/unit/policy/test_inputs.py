@@ -79,6 +79,8 @@ def test_refuses_what_does_not_match(builder: Any, rows: list[Row]) -> None:
         builder.pack([change_turn(image, prompt_ids=image.turns[0].prompt_ids[2:])])  # a token of the image cut off
     with pytest.raises(ModelError, match=r"banned token ids \[5\]"):
         builder.pack([change_turn(text, response_ids=(9, 5, 9, 9))])
+    with pytest.raises(ModelError, match="cannot be processed"):
+        builder.pack([replace(image, images=(b"no image",))])
     with pytest.raises(ModelError, match="4 response ids and 1 log-probabilities"):
         builder.pack([change_turn(text, logprobs=(-1.0,))])
     with pytest.raises(ModelError, match="without a prompt"):

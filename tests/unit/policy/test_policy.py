@@ -98,6 +98,19 @@ def test_stats_of_the_first_update(policy, rows, tokens) -> None:
     assert stats.gap_max >= stats.gap_mean > 0
 
 
+def test_an_update_follows_the_advantage(policy: Policy, rows, tokens) -> None:
+    def likelihoods() -> list[float]:
+        turns = [(row, row.turns[0]) for row in rows]
+        return [sum(policy.canary(t.prompt_ids, row.images[:1], t.response_ids)) for row, t in turns]
+
+    before = likelihoods()
+    for _ in range(3):
+        policy.forward_backward([rows], tokens.response)
+        policy.optimizer_step(1e-3)
+    moves = [after - start for after, start in zip(likelihoods(), before, strict=True)]
+    assert [move > 0 for move in moves] == [row.advantage > 0 for row in rows]
+
+
 def test_gap_to_an_exact_engine_is_zero(policy, rows) -> None:
     batch = policy._inputs.pack(rows)
     with torch.no_grad():
@@ -356,7 +369,8 @@ def test_other_image_text_models(settings, tmp_path: Path) -> None:
     transformers.AutoProcessor.from_pretrained(settings.model).save_pretrained(tmp_path)
     policy = Policy(replace(settings, model=str(tmp_path)))
     several = sample_rows(policy._inputs, config)
-    assert policy.forward_backward([several], 18).tokens == 18
+    twice = replace(several[2], turns=(several[2].turns[1],) * 2, images=(several[2].images[1],) * 2)
+    assert policy.forward_backward([[*several, twice]], 24).tokens == 24
     assert policy.optimizer_step(1e-3).skipped is None
 
     for row in several[:2]:

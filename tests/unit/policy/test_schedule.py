@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from argusrl.config.sections import OptimizerSection
@@ -41,3 +44,9 @@ def test_updates_of_a_step_follow_one_curve() -> None:
 
 def test_one_step_run_trains_at_the_peak() -> None:
     assert rates(OptimizerSection(learning_rate=1.0, schedule="cosine"), 1) == [1.0]
+
+
+def test_the_driver_needs_no_torch_for_what_it_shares_with_ranks() -> None:
+    modules = ", ".join(f"argusrl.policy.{name}" for name in ("rows", "schedule", "settings", "stats"))
+    code = f"import sys, {modules}; sys.exit(bool({{'torch', 'transformers'}} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
