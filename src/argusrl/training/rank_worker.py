@@ -95,6 +95,13 @@ class RankWorker:
     def update(self, epoch: int, step: int, updates: list[RankUpdate]) -> UpdateReport:
         """Run the step's optimizer updates. Raises NumericsError where numbers are not finite."""
         self.fence.check(epoch, step)
+        try:
+            return self._update(step, updates)
+        except Exception:
+            self.policy.discard_gradients()  # what half an update left must not leak into the next one
+            raise
+
+    def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm
         stats, done = [], []
         for number, update in enumerate(updates):

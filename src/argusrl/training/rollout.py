@@ -25,6 +25,7 @@ class RolloutResult:
     failures: tuple[EpisodeFailure, ...]
     sealed: tuple[SealedStep, ...]
     adopted: int  # taken over from interrupted attempts
+    sampled_tokens: int  # response tokens of the others
     seconds: float
 
 
@@ -50,7 +51,7 @@ class Rollout:
             if place[1] < self.group_size:
                 self.outcomes[place] = reference
         wanted = [(index, sample) for index in prompts for sample in range(self.group_size)]
-        taken_over = len(self.outcomes)
+        taken_over = set(self.outcomes)
         await self._play_missing(wanted, attempt=0)
         await self._wait_while_failing(wanted)
         sealed = await self.episodes.seal()
@@ -59,7 +60,12 @@ class Rollout:
             trajectories=tuple(item for item in ordered if isinstance(item, TrajectoryRef)),
             failures=tuple(item for item in ordered if isinstance(item, EpisodeFailure)),
             sealed=tuple(sealed),
-            adopted=taken_over,
+            adopted=len(taken_over),
+            sampled_tokens=sum(
+                item.response_tokens
+                for place in wanted
+                if isinstance(item := self.outcomes[place], TrajectoryRef) and place not in taken_over
+            ),
             seconds=time.monotonic() - started,
         )
 

@@ -187,7 +187,7 @@ def step_metrics(
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)),
         **{f"reward/{name}/mean": math.fsum(t.rewards[name] for t in trajectories) / count for name in names},
-        "rollout/tokens_per_second": response_tokens / max(clock.seconds["rollout"], 1e-9),
+        "rollout/tokens_per_second": rollout.sampled_tokens / max(clock.seconds["rollout"], 1e-9),
         "rollout/trajectories": len(trajectories),
         "rollout/failed_trajectories": len(rollout.failures),
         "rollout/adopted_trajectories": rollout.adopted,
