@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -149,6 +150,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_messages_that_are_explained_are_those_of_the_code() -> None:
+    texts = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts |= set(vars(errors))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE):
+        for message in re.findall(r"`([^`]+)`", row):
+            for fragment in filter(None, (part.strip(" ,.:'") for part in message.split("…"))):
+                assert any(fragment in text for text in texts), f"no code says {fragment!r}"
 
 
 # ---- tables and pictures

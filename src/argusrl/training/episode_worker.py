@@ -192,7 +192,7 @@ class EpisodeWorker:
         prompt = self.sources["train"][0]
         patches = 0
 
-        def on_end(outcome: Trajectory | EpisodeFailure, image_patches: int) -> None:
+        def on_end(_: Trajectory | EpisodeFailure, image_patches: int) -> None:
             nonlocal patches
             patches = image_patches
 

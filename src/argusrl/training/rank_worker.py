@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from argusrl.config.sections import Config
 from argusrl.errors import NumericsError
@@ -71,7 +72,7 @@ class RankWorker:
         """Host the store where the ranks meet; (host, port)."""
         from argusrl.policy.group import host_store
 
-        host = socket.gethostbyname(socket.gethostname()) if self.ranks > 1 else "127.0.0.1"
+        host = ray.util.get_node_ip_address()
         self._store = host_store(host)
         return host, self._store.port
 

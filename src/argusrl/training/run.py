@@ -83,6 +83,7 @@ class Run:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     workers_share_gpus: bool = False
     leftovers_taken: bool = False
+    journal_open: bool = False  # episode workers have segments of a step
     checkpoint_seconds: float = 0.0
 
     def phase(self, name: str) -> None:
@@ -104,6 +105,7 @@ class Run:
         self.phase("rollout")
         indices = self.order.take(self.state.prompt_position, self.config.algorithm.prompts_per_step)
         await self.workers.episodes.begin()
+        self.journal_open = True
         adopted: Sequence[TrajectoryRef] = ()
         ids: dict[str, int] = {}
         if not self.leftovers_taken:
@@ -144,7 +146,8 @@ class Run:
                 return task.result()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await self.workers.episodes.seal()
+            if self.journal_open:
+                await self.workers.episodes.seal()
             raise Interrupted(f"stopped in step {self.workers.position.step}", "run the same command to go on")
         finally:
             stopped.cancel()

@@ -80,6 +80,7 @@ async def _make_canary(run: Run) -> None:
     tokens = min(_CANARY_TOKENS, run.config.rollout.max_response_tokens)
     settings = replace(run.play_settings(), temperature=0.0, max_response_tokens=tokens)
     await run.workers.episodes.begin()
+    run.journal_open = True
     run.state = replace(run.state, canary=await run.workers.episodes.make_canary(settings))
 
 
