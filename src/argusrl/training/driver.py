@@ -27,7 +27,7 @@ from argusrl.config.secrets import resolve_environment
 from argusrl.config.sections import Config
 from argusrl.data.order import PromptOrder
 from argusrl.errors import ArgusError
-from argusrl.journal.attempts import Heartbeat, Verdict, write_heartbeat, write_verdict
+from argusrl.journal.attempts import Heartbeat, Verdict, read_verdict, write_heartbeat, write_verdict
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.epochs import claim_epoch
 from argusrl.journal.retention import sweep_temporaries
@@ -109,6 +109,8 @@ class _Driver:
         probe_root(self.folder.path)
         self.display = make_display(config.observe.display)
         self.display.start(config, self.folder.path, history(self.folder))
+        if count := faults(self.folder, self.attempt):
+            self.display.restarted(count)
         self.display.phase("check")
         self.checked = check_in_child(config)
         for warning in self.checked.warnings:
@@ -189,6 +191,12 @@ def ray_environment(config: Config | None) -> dict[str, str]:
         # in the home folder.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return variables
+
+
+def faults(folder: RunFolder, attempt: int) -> int:
+    """How many attempts before this one ended by a fault."""
+    verdicts = (read_verdict(folder, earlier) for earlier in range(1, attempt))
+    return sum(verdict is not None and verdict.outcome in ("failed", "killed") for verdict in verdicts)
 
 
 def history(folder: RunFolder) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ class RolloutResult:
     sealed: tuple[SealedStep, ...]
     adopted: int  # taken over from interrupted attempts
     sampled_tokens: int  # response tokens of the others
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -45,7 +44,6 @@ class Rollout:
         self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]
     ) -> RolloutResult:
         """`prompts` are rows of the prompt source; `prompt_ids` maps the ids of adopted trajectories to them."""
-        started = time.monotonic()
         for reference in adopted:
             place = (prompt_ids[reference.key.prompt_id], reference.key.sample)
             if place[1] < self.group_size:
@@ -66,7 +64,6 @@ class Rollout:
                 for place in wanted
                 if isinstance(item := self.outcomes[place], TrajectoryRef) and place not in taken_over
             ),
-            seconds=time.monotonic() - started,
         )
 
     async def _play_missing(self, wanted: Sequence[tuple[int, int]], attempt: int) -> None:

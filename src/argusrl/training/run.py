@@ -85,6 +85,7 @@ class Run:
     leftovers_taken: bool = False
     journal_open: bool = False  # episode workers have segments of a step
     checkpoint_seconds: float = 0.0
+    prompt_tokens: tuple[int, int] = (0, 0)  # (all, from the prefix cache), of all engines so far
 
     def phase(self, name: str) -> None:
         """Tell display and heartbeat what is being done."""
@@ -151,6 +152,13 @@ class Run:
             raise Interrupted(f"stopped in step {self.workers.position.step}", "run the same command to go on")
         finally:
             stopped.cancel()
+
+    async def cached_prompt_share(self) -> float:
+        """Share of the prompt tokens since the last call that came from the engines' prefix caches."""
+        progress = await self.workers.engines.progress()
+        now = sum(one.prompt_tokens for one in progress), sum(one.cached_prompt_tokens for one in progress)
+        (tokens, cached), self.prompt_tokens = (now[0] - self.prompt_tokens[0], now[1] - self.prompt_tokens[1]), now
+        return cached / tokens if tokens else 0.0
 
     def verify(self, adapter: AdapterRef, proofs: Sequence[EngineProof], trainer: Sequence[float]) -> Verification:
         """Check what all engines showed. Raises AdapterRefused."""

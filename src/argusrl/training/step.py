@@ -28,6 +28,7 @@ async def run_step(run: Run, step: int) -> Commit:
     clock = Clock()
     run.workers.position.step = step
     rollout = await run.rollout(step)
+    cached = await run.cached_prompt_share()
     clock.lap("rollout")
     advantages = advantages_of(rollout.trajectories, run.config.algorithm.advantage)
     plan = plan_of(rollout.trajectories, advantages, run)
@@ -51,7 +52,7 @@ async def run_step(run: Run, step: int) -> Commit:
             prompt_position=run.state.prompt_position + run.config.algorithm.prompts_per_step,
             plan=plan.to_json(),
             conditions=run.conditions,
-            metrics=step_metrics(rollout, advantages, report, synced, clock),
+            metrics=step_metrics(rollout, advantages, cached, report, synced, clock),
         )
     )
     await run.checkpoint(commit)
@@ -169,6 +170,7 @@ class Clock:
 def step_metrics(
     rollout: RolloutResult,
     advantages: Sequence[float],
+    cached_prompt_share: float,
     report: UpdateReport,
     synced: Synced,
     clock: Clock,
@@ -194,6 +196,7 @@ def step_metrics(
         "rollout/truncated_share": sum(trajectory.truncated for trajectory in trajectories) / count,
         "rollout/response_tokens_mean": response_tokens / count,
         "rollout/prompt_tokens_mean": sum(trajectory.prompt_tokens for trajectory in trajectories) / count,
+        "rollout/cached_prompt_share": cached_prompt_share,
         "rollout/groups_without_signal": sum(not signal for signal in groups.values()),
         "time/rollout_seconds": clock.seconds["rollout"],
         "time/train_seconds": clock.seconds["train"],
