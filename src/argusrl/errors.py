@@ -1,19 +1,19 @@
 """Every error a user can meet, and the exit code it ends with.
 
-    ArgusError                 1   anything below; says what is wrong, with the values, and what to do
-    |- ConfigError             2   the recipe or the command line is wrong (all problems at once)
-    |- DataError               3   data set, image or row is unusable
-    |- ModelError              4   model folder, adapter or processor is unusable
-    |- StorageError            5   run root not writable, disk full, no atomic rename or link
-    |  `- CorruptionError      6   bytes do not match their digest
-    |- ClusterError            7   Ray, placement, device or port
-    |- FencedError             8   another driver owns this run now
-    |- WorkerError             9   an engine, rank or episode worker failed and could not be replaced
-    |  |- EngineError
-    |  `- AdapterRefused          the engine did not prove the adapter
-    |- NumericsError          10   NaN or Inf where the rule says stop
-    |- DeadlineError          11   a wait ran past its deadline
-    `- Interrupted            75   stopped by a signal with everything sealed: run the same command to resume
+ArgusError                 1   anything below; says what is wrong, with the values, and what to do
+|- ConfigError             2   the recipe or the command line is wrong (all problems at once)
+|- DataError               3   data set, image or row is unusable
+|- ModelError              4   model folder, adapter or processor is unusable
+|- StorageError            5   run root not writable, disk full, no atomic rename or link
+|  `- CorruptionError      6   bytes do not match their digest
+|- ClusterError            7   Ray, placement, device or port
+|- FencedError             8   another driver owns this run now
+|- WorkerError             9   an engine, rank or episode worker failed and could not be replaced
+|  |- EngineError
+|  `- AdapterRefused          the engine did not prove the adapter
+|- NumericsError          10   NaN or Inf where the rule says stop
+|- DeadlineError          11   a wait ran past its deadline
+`- Interrupted            75   stopped by a signal with everything sealed: run the same command to resume
 """
 
 from __future__ import annotations

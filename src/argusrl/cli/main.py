@@ -6,6 +6,7 @@ Exit codes are those of errors.py; 2 is also a wrong command line, 130 is Ctrl-C
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 import traceback
@@ -81,6 +82,7 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in options
     if debug:
         words.remove("--debug")
+        os.environ["ARGUSRL_DEBUG"] = "1"  # for the processes this one starts
     try:
         app(args=words, prog_name="argusrl")
     except SystemExit as exit_:

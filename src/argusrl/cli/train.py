@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,4 +48,4 @@ def run(recipe: Path, overrides: list[str], *, fresh: bool, fork: str | None) ->
     if choice.action == "new":
         create_run(choice, origin)
     say(choice.message)
-    return supervise(choice.folder, choice.config, say=say)
+    return supervise(choice.folder, choice.config, say=say, debug="ARGUSRL_DEBUG" in os.environ)

@@ -97,7 +97,10 @@ def _read_with_bases(path: Path, sources: list[Path], chain: tuple[Path, ...]) -
         file = path.parent / base
         if not file.is_file():
             raise ConfigError(f"{path}: base: no such file: {file}")
-        merged = merge(merged, _read_with_bases(file, sources, (*chain, real)))
+        inherited = _read_with_bases(file, sources, (*chain, real))
+        if isinstance(inherited.get("run"), dict):
+            inherited["run"].pop("name", None)  # a name is a recipe's own: two recipes must not meet in one run folder
+        merged = merge(merged, inherited)
     sources.append(path)
     return merge(merged, own)
 

@@ -274,7 +274,7 @@ class CheckpointSection(Section):
     """Write optimizer and RNG state after every so many steps."""
     keep: Count = 2
     """Checkpoints kept on disk."""
-    keep_adapters: Count = 3
+    keep_adapters: Count = 50
     """Newest adapters kept on disk, besides the best one and those a kept checkpoint needs."""
     keep_trajectories: bool = True
     """Keep trajectories and images of steps older than the oldest kept checkpoint."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from argusrl.environments.base import EnvironmentFailed, EnvironmentSession, StepResult
-from argusrl.errors import ArgusError, EngineError
+from argusrl.errors import DeadlineError, EngineError
 from argusrl.rewards.base import RewardFailed, Scorable
 from argusrl.rollout.engine import Completion, EngineImage, SampleRequest
 from argusrl.rollout.rendering import Rendered, Renderer, RenderingRefused
@@ -106,7 +106,7 @@ class EpisodePlayer:
     ) -> list[Trajectory | EpisodeFailure]:
         """One outcome per sample, in order. `on_end` hears of each the moment it is there, with its vision patches."""
         sampler = _GroupSampler(engine, settings)
-        renderings: dict[tuple[str | Image, ...], Rendered] = {}
+        renderings: dict[tuple[Message, ...], Rendered] = {}
 
         async def one(sample: Sample) -> Trajectory | EpisodeFailure:
             episode = _Episode(self, prompt, sample, environment_seed, sampler, recorder, settings, renderings)
@@ -115,7 +115,22 @@ class EpisodePlayer:
                 on_end(outcome, episode.image_patches)
             return outcome
 
-        return await asyncio.gather(*(one(sample) for sample in samples))
+        episodes = [asyncio.create_task(one(sample)) for sample in samples]
+        try:
+            return await asyncio.gather(*episodes)
+        finally:  # cancelled, or a fault that is not an episode's own: nothing may go on behind the caller's back
+            await _cancelled(episodes)
+            await _cancelled(sampler.running)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+_Place = tuple[tuple[int, ...], tuple[str, ...]]  # collapsed ids and image digests: the same place, the same request
 
 
 class _GroupSampler:
@@ -127,7 +142,7 @@ class _GroupSampler:
     def __init__(self, engine: EngineClient, settings: PlaySettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.waiting: dict[tuple[int, ...], list[tuple[int, asyncio.Future[Completion]]]] = {}
+        self.waiting: dict[_Place, list[tuple[int, asyncio.Future[Completion]]]] = {}
         self.running: set[asyncio.Task[None]] = set()
         self.sent = 0
 
@@ -141,18 +156,22 @@ class _GroupSampler:
     ) -> Completion:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
-        key = (*collapsed, *(hash(image.sha256) for image in images))
+        key = (collapsed, tuple(image.sha256 for image in images))
         if key not in self.waiting:
             self.waiting[key] = []
             limit = min(self.settings.max_response_tokens, self.settings.max_tokens - len(expanded))
             loop.call_soon(self._send, key, request_id, collapsed, expanded, tuple(images), limit)
         self.waiting[key].append((seed, future))
-        async with asyncio.timeout(self.settings.request_timeout_seconds):
-            return await future
+        limit_seconds = self.settings.request_timeout_seconds
+        try:
+            async with asyncio.timeout(limit_seconds):
+                return await future
+        except TimeoutError:
+            raise DeadlineError(f"request {request_id} ran past rollout.request_timeout_seconds = {limit_seconds:g}") from None
 
     def _send(
         self,
-        key: tuple[int, ...],
+        key: _Place,
         request_id: str,
         collapsed: tuple[int, ...],
         expanded: tuple[int, ...],
@@ -174,9 +193,16 @@ class _GroupSampler:
         task = asyncio.get_running_loop().create_task(self._receive(request, [future for _, future in waiting]))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
+        for _, future in waiting:
+            future.add_done_callback(lambda _: self._abort_if_unwanted(task, waiting))
+
+    @staticmethod
+    def _abort_if_unwanted(task: asyncio.Task[None], waiting: list[tuple[int, asyncio.Future[Completion]]]) -> None:
+        if all(future.cancelled() for _, future in waiting):
+            task.cancel()
 
     async def _receive(self, request: SampleRequest, futures: list[asyncio.Future[Completion]]) -> None:
-        error: BaseException = EngineError(f"request {request.id} ended without a reply for every seed")
+        error: Exception = EngineError(f"request {request.id} ended without a reply for every seed")
         try:
             async for index, completion in self.engine.sample(request):
                 if not futures[index].done():
@@ -201,14 +227,17 @@ class _Episode:
         sampler: _GroupSampler,
         recorder: Recorder,
         settings: PlaySettings,
-        renderings: dict[tuple[str | Image, ...], Rendered],
+        renderings: dict[tuple[Message, ...], Rendered],
     ) -> None:
         self.player, self.prompt, self.sample, self.environment_seed = player, prompt, sample, environment_seed
         self.sampler, self.recorder, self.settings, self.renderings = sampler, recorder, settings, renderings
         self.image_patches = 0  # before merging, of all turns
 
     async def play_with_retries(self) -> Trajectory | EpisodeFailure:
-        """Infrastructure is tried again `retries` times with the same seed; the user's own code gets one more try."""
+        """Infrastructure is tried again `retries` times with the same seed; the user's own code gets one more try.
+
+        What is not the episode's own fault (storage, fencing) is raised: trying on would only hide it.
+        """
         failure = None
         own_failures = infrastructure_failures = 0
         while own_failures < 2 and infrastructure_failures <= self.settings.retries:
@@ -222,8 +251,12 @@ class _Episode:
             except RewardFailed as error:
                 failure = self._failure("reward", error.source, error.message, error.infrastructure)
             except TimeoutError:
-                failure = self._failure("timeout", "episode", "ran past its deadline", infrastructure=True)
-            except ArgusError as error:
+                limit_seconds = self.settings.episode_timeout_seconds
+                message = f"ran past environment.episode_timeout_seconds = {limit_seconds:g}"
+                failure = self._failure("timeout", "episode", message, infrastructure=True)
+            except DeadlineError as error:
+                failure = self._failure("timeout", "engine", str(error), infrastructure=True)
+            except EngineError as error:
                 failure = self._failure("request", "engine", str(error), infrastructure=True)
             own_failures += not failure.infrastructure
             infrastructure_failures += failure.infrastructure
@@ -310,7 +343,7 @@ class _Episode:
         """Siblings start from the same messages, so the first rendering is shared by the group."""
         if turns:
             return self.player.renderer.following(messages, ended=turns[-1].stop is StopReason.STOP)
-        key = tuple(part for message in messages for part in (message.role, *message.content))
+        key = tuple(messages)
         if key not in self.renderings:
             self.renderings[key] = self.player.renderer.first(messages)
         return self.renderings[key]

@@ -65,6 +65,11 @@ class Renderer:
             raise ModelError(f"{path!r} has no chat template", "give one as model.chat_template")
         self.image_token_id = self._image_token_id()
         self.end_ids = self._end_ids(path, revision)
+        self.end_texts = tuple(self.tokenizer.convert_ids_to_tokens(list(self.end_ids)))
+        try:
+            self.following([Message(role="user", content=("?",))], ended=True)
+        except (RenderingRefused, ValueError) as error:
+            raise ModelError(f"the chat template of {path!r} cannot be used: {error}", "give another as model.chat_template") from error
 
     @classmethod
     def of(cls, section: ModelSection) -> Renderer:
@@ -130,10 +135,11 @@ class Renderer:
         """What comes after a reply; `ended`: its last id is an end token. Raises RenderingRefused."""
         known = [Message(role="user", content=("?",)), Message(role="assistant", content=(_REPLY,))]
         text = self._template([*known, *messages])
+        if _REPLY not in text:
+            raise RenderingRefused("the chat template leaves out the replies of earlier turns")
         rest = text[text.index(_REPLY) + len(_REPLY) :]
-        end = self.tokenizer.eos_token
-        if ended and rest.startswith(end):
-            rest = rest[len(end) :]
+        if ended:  # the reply's own end token is among its ids
+            rest = rest[max((len(end) for end in self.end_texts if rest.startswith(end)), default=0) :]
         return self._tokenize(rest, messages)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -151,15 +157,17 @@ class Renderer:
         return int(patches // getattr(processor, "merge_size", 1) ** 2)
 
     def _template(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
         template = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
-        return str(
-            template.apply_chat_template(
-                [self._chat(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=True,
-                **self.template_options,
+        chat = [self._chat(message) for message in messages]
+        try:
+            text = template.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **self.template_options
             )
-        )
+        except TemplateError as error:  # templates refuse roles and orders they do not know by raising
+            raise RenderingRefused(f"the chat template refuses these messages: {error}") from error
+        return str(text)
 
     def _chat(self, message: Message) -> dict[str, Any]:
         if not message.images:  # plain text is what every template understands

@@ -39,7 +39,7 @@ from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
 from argusrl.training.checks import CheckedInput, check_in_child
-from argusrl.training.evaluation_file import read_evaluation, read_evaluations
+from argusrl.training.evaluation_file import history, read_evaluations
 
 _HEARTBEAT_SECONDS = 5.0
 
@@ -197,20 +197,6 @@ def faults(folder: RunFolder, attempt: int) -> int:
     """How many attempts before this one ended by a fault."""
     verdicts = (read_verdict(folder, earlier) for earlier in range(1, attempt))
     return sum(verdict is not None and verdict.outcome in ("failed", "killed") for verdict in verdicts)
-
-
-def history(folder: RunFolder) -> list[dict[str, Any]]:
-    """The row of every committed step, evaluations included, as metrics.jsonl holds them."""
-    rows: list[dict[str, Any]] = []
-    chain = CommitChain(folder)
-    head = chain.head()
-    for step in range((head.step if head else -1) + 1):
-        evaluation = read_evaluation(folder, step)
-        if step == 0 and evaluation is None:
-            continue
-        metrics = evaluation["metrics"] if evaluation else {}
-        rows.append({"step": step, **(chain.read(step).metrics if step else {}), **metrics})
-    return rows
 
 
 def conditions(config: Config, ranks: int, device: str) -> dict[str, Any]:

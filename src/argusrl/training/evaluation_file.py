@@ -43,6 +43,20 @@ def read_evaluations(folder: RunFolder, last_step: int) -> Iterator[dict[str, An
             yield record
 
 
+def history(folder: RunFolder) -> list[dict[str, Any]]:
+    """The row of every committed step, evaluations included, as metrics.jsonl holds them."""
+    rows: list[dict[str, Any]] = []
+    chain = CommitChain(folder)
+    head = chain.head()
+    for step in range((head.step if head else -1) + 1):
+        evaluation = read_evaluation(folder, step)
+        if step == 0 and evaluation is None:
+            continue
+        metrics = evaluation["metrics"] if evaluation else {}
+        rows.append({"step": step, **(chain.read(step).metrics if step else {}), **metrics})
+    return rows
+
+
 def choose_commit(folder: RunFolder, which: str) -> Commit:
     """The commit of a step: its number, "last", or "best" (by the run's own evaluations). Raises ConfigError."""
     chain = CommitChain(folder)

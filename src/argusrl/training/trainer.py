@@ -11,10 +11,10 @@ from typing import Any
 from argusrl.errors import CorruptionError
 from argusrl.journal.commits import Commit
 from argusrl.journal.retention import collect_garbage, durable_checkpoints
-from argusrl.observe.sinks import Sinks
+from argusrl.observe.sinks import Sinks, rebuild
 from argusrl.training.bring_up import wait_ready
 from argusrl.training.evaluation import evaluate
-from argusrl.training.evaluation_file import BestAdapter, read_evaluation, write_evaluation
+from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.run import Run, RunState
 from argusrl.training.step import advantages_of, orders_of, plan_from, reference_of, run_step, synchronise
 from argusrl.types import TrajectoryRef
@@ -173,16 +173,20 @@ async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: d
     row: dict[str, Any] = metrics or {"step": step}
     due = run.checked.heldout_prompts and every and (step % every == 0 or step == run.config.algorithm.num_steps)
     done = read_evaluation(run.folder, step)
-    if due and done is None:
+    fresh = bool(due) and done is None
+    if fresh:
         done = await _evaluate(run, step)
         best.see(step, done)
         run.display.evaluation(step, done["metrics"])
     if done is not None:
         row |= done["metrics"]
-    if metrics is not None or (step == 0 and done is not None and not run.folder.metrics.exists()):
-        sinks.write(row)
     if metrics is not None:
+        sinks.write(row)
         run.display.step(row)
+    elif fresh and step == 0:
+        sinks.write(row)
+    elif fresh:  # an interrupted attempt had committed the step, whose row is written already
+        rebuild(run.folder.metrics, history(run.folder))
 
 
 async def _evaluate(run: Run, step: int) -> dict[str, Any]:

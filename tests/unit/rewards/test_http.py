@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,44 +11,7 @@ from argusrl.config.sections import RewardSection
 from argusrl.rewards import http
 from argusrl.rewards.base import RewardFailed, Scorable
 from argusrl.rewards.http import HttpReward
-
-Answer = Callable[[int, dict[str, Any]], tuple[int, Any]]
-
-
-class Service:
-    """A real local server. `answer` turns (number of the request, body) into (status, JSON or text)."""
-
-    def __init__(self) -> None:
-        self.answer: Answer = lambda _, body: (200, {"rewards": [len(i["reply"]) for i in body["items"]]})
-        self.bodies: list[dict[str, Any]] = []
-        self.authorizations: list[str | None] = []
-        lock = threading.Lock()
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    number = len(service.bodies)
-                    service.bodies.append(body)
-                    service.authorizations.append(self.headers["Authorization"])
-                status, answer = service.answer(number, body)
-                data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/score"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+from fakes.reward_service import Service
 
 
 @pytest.fixture
