@@ -167,7 +167,9 @@ class _GroupSampler:
             async with asyncio.timeout(limit_seconds):
                 return await future
         except TimeoutError:
-            raise DeadlineError(f"request {request_id} ran past rollout.request_timeout_seconds = {limit_seconds:g}") from None
+            raise DeadlineError(
+                f"request {request_id} ran past rollout.request_timeout_seconds = {limit_seconds:g}"
+            ) from None
 
     def _send(
         self,

@@ -69,7 +69,9 @@ class Renderer:
         try:
             self.following([Message(role="user", content=("?",))], ended=True)
         except (RenderingRefused, ValueError) as error:
-            raise ModelError(f"the chat template of {path!r} cannot be used: {error}", "give another as model.chat_template") from error
+            raise ModelError(
+                f"the chat template of {path!r} cannot be used: {error}", "give another as model.chat_template"
+            ) from error
 
     @classmethod
     def of(cls, section: ModelSection) -> Renderer:
