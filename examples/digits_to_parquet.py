@@ -27,6 +27,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+BACKGROUND = 0  # grey level without ink; models/tiny-qwen3vl-digits has seen this one
+
 
 def render(pixels: np.ndarray, side_pixels: int, background: int) -> bytes:
     """A PNG of one digit. `pixels` [8, 8] is ink from 0 to 16; ink is white, no ink is grey level `background`."""
@@ -65,7 +67,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where train.parquet and heldout.parquet go")
     parser.add_argument("--heldout", type=int, default=256, help="rows kept for evaluation (default 256)")
     parser.add_argument("--size", type=int, default=96, help="pixels a side (default 96)")
-    parser.add_argument("--background", type=int, default=128, help="grey level without ink, 0 to 254 (default 128)")
+    parser.add_argument(
+        "--background", type=int, default=BACKGROUND, help="grey level without ink, 0 to 254 (default 0)"
+    )
     parser.add_argument("--question", default="Which digit is this?")
     parser.add_argument("--seed", type=int, default=0, help="of the split (default 0)")
     arguments = parser.parse_args()

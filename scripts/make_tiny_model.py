@@ -117,7 +117,9 @@ def digits_task() -> Task:
     example = load_example("digits_to_parquet")
     digits = load_digits()
     rows, _ = example.split_rows(digits.images, heldout_rows=256, seed=0)
-    images = {row: decode(example.render(digits.images[row], side_pixels=96, background=0)) for row in rows}
+    images = {
+        row: decode(example.render(digits.images[row], side_pixels=96, background=example.BACKGROUND)) for row in rows
+    }
 
     def episode(rng: np.random.Generator, soften: bool) -> Episode:
         row = int(rng.choice(rows))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argusrl.errors import CorruptionError
-from argusrl.journal.commits import Commit
+from argusrl.errors import CorruptionError, WorkerError
+from argusrl.journal.commits import Adopted, Commit
 from argusrl.journal.retention import collect_garbage, durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
 from argusrl.training.bring_up import wait_ready
@@ -39,7 +39,13 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
         if reason := best.stop_reason(run.config.evaluate):
             await run.workers.ranks.finish_checkpoint()
             return Outcome(steps=run.state.step, stopped_early=reason)
-        commit = await run_step(run, run.state.step + 1)
+        try:
+            commit = await run_step(run, run.state.step + 1)
+        except Adopted as other:  # our ranks are in another state than the one it describes: begin again from it
+            raise WorkerError(
+                f"an earlier driver (epoch {other.commit.epoch}) committed step {other.commit.step} first",
+                "the next attempt drops its own step and goes on from that commit",
+            ) from other
         run.advance(commit)
         metrics = {"step": commit.step, **commit.metrics, "time/checkpoint_seconds": run.checkpoint_seconds}
         await _evaluate_if_due(run, best, sinks, metrics)
