@@ -130,7 +130,8 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-_Place = tuple[tuple[int, ...], tuple[str, ...]]  # collapsed ids and image digests: the same place, the same request
+# Collapsed ids and image digests: the same place, the same request; and the seed of one that must go alone.
+_Place = tuple[tuple[int, ...], tuple[str, ...], int | None]
 
 
 class _GroupSampler:
@@ -153,10 +154,13 @@ class _GroupSampler:
         expanded: tuple[int, ...],
         images: list[EngineImage],
         seed: int,
+        *,
+        alone: bool,
     ) -> Completion:
+        """The reply to these tokens. `alone`: after a failure, so that it cannot take siblings along again."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
-        key = (collapsed, tuple(image.sha256 for image in images))
+        key = (collapsed, tuple(image.sha256 for image in images), seed if alone else None)
         if key not in self.waiting:
             self.waiting[key] = []
             limit = min(self.settings.max_response_tokens, self.settings.max_tokens - len(expanded))
@@ -234,6 +238,7 @@ class _Episode:
         self.player, self.prompt, self.sample, self.environment_seed = player, prompt, sample, environment_seed
         self.sampler, self.recorder, self.settings, self.renderings = sampler, recorder, settings, renderings
         self.image_patches = 0  # before merging, of all turns
+        self.failures = 0
 
     async def play_with_retries(self) -> Trajectory | EpisodeFailure:
         """Infrastructure is tried again `retries` times with the same seed; the user's own code gets one more try.
@@ -260,6 +265,7 @@ class _Episode:
                 failure = self._failure("timeout", "engine", str(error), infrastructure=True)
             except EngineError as error:
                 failure = self._failure("request", "engine", str(error), infrastructure=True)
+            self.failures += 1
             own_failures += not failure.infrastructure
             infrastructure_failures += failure.infrastructure
         assert failure is not None
@@ -322,7 +328,9 @@ class _Episode:
             self.image_patches += rendered.image_patches
             images += [EngineImage(sha256=image.sha256, data=image.data) for image in rendered.images]
             name = f"{self.sample.key.step}/{self.sample.key.prompt_id}/{len(turns)}"
-            completion = await self.sampler.sample(name, collapsed, expanded, images, self.sample.seed)
+            completion = await self.sampler.sample(
+                name, collapsed, expanded, images, self.sample.seed, alone=self.failures > 0
+            )
             text = self.player.renderer.decode(completion.response_ids)
             result = await session.step(text)
             turn = self._turn(rendered, completion, result)
