@@ -22,6 +22,7 @@ from argusrl.journal.attempts import Verdict, next_attempt, read_verdict, write_
 from argusrl.recovery.decide import AttemptEnd, decide
 from argusrl.storage.layout import RunFolder
 
+DRIVER = (sys.executable, "-m", "argusrl.training.driver")  # + run folder, number of the attempt
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,7 +46,7 @@ def supervise(folder: RunFolder, config: Config, *, say: Callable[[str], None], 
 
 
 def _run_attempt(folder: RunFolder, attempt: int, grace_seconds: float, *, debug: bool) -> tuple[AttemptEnd, bool]:
-    command = [sys.executable, "-m", "argusrl.training.driver", str(folder.path), str(attempt)]
+    command = [*DRIVER, str(folder.path), str(attempt)]
     process = subprocess.Popen(
         command + (["--debug"] if debug else []),
         # A session of its own: Ctrl-C reaches the supervisor alone, which asks the driver to seal and stop.
