@@ -62,7 +62,12 @@ def decide(history: Sequence[AttemptEnd], *, max_restarts: int, window_seconds: 
     return Decision("restart", 0, what)
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no names."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def _describe(end: AttemptEnd) -> str:
     if end.exit_code < 0:
-        return f"the driver was killed by {signal.Signals(-end.exit_code).name}"
+        return f"the driver was killed by {signal_name(-end.exit_code)}"
     return end.message or f"the driver ended with code {end.exit_code}"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from argusrl.errors import ArgusError, DeadlineError, WorkerError
 
@@ -18,10 +18,10 @@ async def call(reference: Awaitable[T], deadline_seconds: float, what: str) -> T
     """Await one remote call. Raises the worker's own ArgusError, WorkerError if it died, DeadlineError if it hangs."""
     try:
         return await asyncio.wait_for(_resolved(reference), deadline_seconds)
-    except (TimeoutError, GetTimeoutError) as error:
-        raise DeadlineError(f"{what} did not answer within {deadline_seconds:.0f} s") from error
-    except RayError as error:
+    except RayError as error:  # first: what a worker raised may be a TimeoutError as well
         raise translate(error, what) from error
+    except TimeoutError as error:
+        raise DeadlineError(f"{what} did not answer within {deadline_seconds:.0f} s") from error
 
 
 async def _resolved(reference: Awaitable[T]) -> T:
@@ -41,6 +41,8 @@ def translate(error: RayError, what: str) -> ArgusError:
     """The fault behind Ray's exception: a worker's own error stays what it is."""
     if isinstance(error, RayTaskError):
         cause: Any = error.cause
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
         if isinstance(cause, ArgusError):
             return cause
         logging.getLogger(__name__).error("%s failed:\n%s", what, error)

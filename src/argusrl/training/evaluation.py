@@ -91,7 +91,7 @@ async def evaluate(
         nonlocal done
         numbers = (0,) if name == "greedy" else tuple(range(section.samples))
         order = GroupOrder(index=index, samples=numbers, engine=index % engines)
-        scores[name] += await episodes.evaluate(order, greedy if name == "greedy" else sampled)
+        scores[name].extend(await episodes.evaluate(order, greedy if name == "greedy" else sampled))
         done += 1
         if on_progress is not None:
             on_progress(done, 2 * prompts)

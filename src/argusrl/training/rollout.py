@@ -44,11 +44,12 @@ class Rollout:
         self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]
     ) -> RolloutResult:
         """`prompts` are rows of the prompt source; `prompt_ids` maps the ids of adopted trajectories to them."""
-        for reference in adopted:
-            place = (prompt_ids[reference.key.prompt_id], reference.key.sample)
-            if place[1] < self.group_size:
-                self.outcomes[place] = reference
         wanted = [(index, sample) for index in prompts for sample in range(self.group_size)]
+        asked = frozenset(wanted)
+        for reference in adopted:
+            place = (prompt_ids.get(reference.key.prompt_id, -1), reference.key.sample)
+            if place in asked:  # not where the data changed on disk between two attempts
+                self.outcomes[place] = reference
         taken_over = set(self.outcomes)
         await self._play_missing(wanted, attempt=0)
         await self._wait_while_failing(wanted)
@@ -107,7 +108,7 @@ class Rollout:
 
 def describe_failures(failures: Sequence[EpisodeFailure], total: int) -> str:
     """Which service or exception, e.g. "40 of 64 episodes failed: reward http (38): connection refused"."""
-    causes = Counter((failure.kind, failure.source, failure.message.splitlines()[0]) for failure in failures)
+    causes = Counter((failure.kind, failure.source, failure.message.partition("\n")[0]) for failure in failures)
     (kind, source, message), count = causes.most_common(1)[0]
     more = f" and {len(causes) - 1} other reasons" if len(causes) > 1 else ""
     return f"{len(failures)} of {total} episodes failed: {kind} {source} ({count}): {message}{more}"
