@@ -43,8 +43,11 @@ def rescore(
     """Score every committed trajectory again; the run itself stays as it is."""
     from argusrl.cli.runs import find_run
     from argusrl.config.load import load_config, read_resolved, with_overrides
+    from argusrl.errors import ConfigError
 
     folder = find_run(run, root)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}")
     if recipe is not None:
         sections = load_config(recipe, overrides or []).config.rewards
     else:
@@ -69,6 +72,7 @@ def rescore(
 async def _rescore(folder: RunFolder, sections: list[RewardSection]) -> list[dict[str, Any]]:
     from argusrl.journal.commits import CommitChain
     from argusrl.journal.episodes import read_finished
+    from argusrl.journal.retention import is_retired
     from argusrl.rewards.base import RewardFailed, Scorable
     from argusrl.rewards.combined import open_rewards
     from argusrl.types import EpisodeEnd
@@ -102,6 +106,8 @@ async def _rescore(folder: RunFolder, sections: list[RewardSection]) -> list[dic
         await rewards.prepare()
         jobs = []
         for step in range(1, (head.step if head else 0) + 1):
+            if is_retired(folder, folder.relative(folder.trajectories(step))):
+                continue  # checkpoint.keep_trajectories: false
             commit = chain.read(step)
             jobs += [
                 one(step, commit.segments[item.segment].path, item.offset, item.length) for item in commit.trajectories

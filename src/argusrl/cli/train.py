@@ -44,7 +44,7 @@ def run(recipe: Path, overrides: list[str], *, fresh: bool, fork: str | None) ->
     origin: dict[str, Any] | None = None
     if fork is not None:
         config, origin = forked(config, fork)
-    choice = choose_run(config, fresh=fresh or fork is not None)
+    choice = choose_run(config, fresh=fresh, fork=origin)
     if choice.action == "new":
         create_run(choice, origin)
     say(choice.message)

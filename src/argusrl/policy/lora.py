@@ -93,11 +93,16 @@ def without_adapter(wrapped: nn.Module) -> Iterator[None]:
 
 
 def adapted_layers(settings: PolicySettings) -> tuple[str, ...]:
-    """Last name parts of the layers that an adapter of this model sits on, without reading a weight.
+    """Last name parts of the layers that an adapter of this model sits on, without reading a weight of the model.
 
-    Raises ModelError for target names that are no linear layers of the language model.
+    Raises ModelError for target names that are no linear layers of the language model, and for an initial adapter
+    that cannot be the start.
     """
-    return tuple(_target_names(load_model(settings, reader=False), settings))
+    model = load_model(settings, reader=False)
+    names = tuple(_target_names(model, settings))
+    if settings.initial is not None:
+        load_initial(add_lora(model, settings), settings.initial, settings)
+    return names
 
 
 def _target_names(model: Any, settings: PolicySettings) -> list[str]:

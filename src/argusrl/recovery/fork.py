@@ -19,12 +19,15 @@ def forked(config: Config, origin: str) -> tuple[Config, dict[str, Any]]:
     ConfigError when there is no such run, step or adapter.
     """
     name, separator, text = origin.rpartition("@")
-    if not separator or not text.isdigit():
+    if not name or not separator or not text.isdecimal():
         raise ConfigError(f"--from {origin}: must be RUN@STEP, e.g. quickstart@20")
     step = int(text)
-    folder = RunFolder((Path(name) if Path(name).is_dir() else Path(config.run.root) / name).absolute())
-    if not folder.config.exists():
-        raise ConfigError(f"--from {origin}: there is no run {folder.path}", "argusrl runs list shows the runs")
+    places = [RunFolder(path.absolute()) for path in (Path(config.run.root) / name, Path(name))]
+    folder = next((place for place in places if place.config.exists()), None)
+    if folder is None:
+        raise ConfigError(f"--from {origin}: there is no run {places[0].path}", "argusrl runs list shows the runs")
+    if config.adapter.kind != "lora":
+        raise ConfigError(f"--from {origin}: only adapter.kind lora can begin with the adapter of a run")
     chain = CommitChain(folder)
     head = chain.head()
     if head is None or step > head.step:

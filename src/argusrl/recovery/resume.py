@@ -13,7 +13,7 @@ from argusrl.errors import ConfigError
 from argusrl.journal.attempts import Verdict, newest_attempt, read_verdict
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
-from argusrl.storage.publish import publish_file
+from argusrl.storage.publish import make_folder, replace_file
 
 FORK_FILE = "fork.json"  # in the run folder: where a forked run comes from
 
@@ -28,10 +28,11 @@ class RunChoice:
     message: str  # for people
 
 
-def choose_run(config: Config, *, fresh: bool = False) -> RunChoice:
+def choose_run(config: Config, *, fresh: bool = False, fork: dict[str, Any] | None = None) -> RunChoice:
     """Resume the unfinished run of this name and config, or pick a new name when it is finished or `fresh`.
 
-    Raises ConfigError with the difference when the folder holds an unfinished run of another config.
+    With `fork` only a fork of the same origin under the same config is resumed; else the fork is new. Raises
+    ConfigError with the difference when the folder holds an unfinished run of another config.
     """
     name = config.run.name
     assert name is not None  # the loader fills it
@@ -42,10 +43,18 @@ def choose_run(config: Config, *, fresh: bool = False) -> RunChoice:
             return RunChoice("new", folder, pinned(named), f"New run {folder.path}")
         if fresh:
             continue
-        if is_finished(folder, named):
+        if not folder.commit(0).exists():  # an attempt that failed before anything counted binds nobody
+            return RunChoice("new", folder, pinned(named), f"New run {folder.path} (nothing was committed there yet)")
+        other_line = read_fork(folder) != fork and (number > 1 or fork is not None)
+        if other_line or is_finished(folder, named):
             continue
         recorded = read_resolved(folder.config)
-        wanted = resumed(recorded, named)
+        try:
+            wanted = resumed(recorded, named)
+        except ConfigError:
+            if fork is None:
+                raise
+            continue
         message = f"Resuming {folder.path} after step {count_commits(folder)} of {wanted.algorithm.num_steps}"
         return RunChoice("resume", folder, wanted, "; ".join([message, *config_difference(recorded, wanted)]))
     raise ConfigError(f"more than 9,999 runs are named {name}", "give another run.name")
@@ -68,9 +77,20 @@ def last_verdict(folder: RunFolder) -> Verdict | None:
     return None
 
 
+def read_fork(folder: RunFolder) -> dict[str, Any] | None:
+    """Where a forked run comes from; None for any other run."""
+    path = folder.path / FORK_FILE
+    if not path.exists():
+        return None
+    origin: dict[str, Any] = json.loads(path.read_text())
+    return origin
+
+
 def create_run(choice: RunChoice, fork: dict[str, Any] | None = None) -> None:
-    """Make the folder of a new run and write its resolved config (write-once)."""
-    choice.folder.path.mkdir(parents=True, exist_ok=True)
-    if fork is not None:
-        publish_file(choice.folder.path / FORK_FILE, json.dumps(fork, indent=1).encode())
+    """Make the folder of a new run and write its resolved config. Raises StorageError."""
+    make_folder(choice.folder.path)
+    if fork is None:
+        (choice.folder.path / FORK_FILE).unlink(missing_ok=True)  # of a fork that never came to a commit
+    else:
+        replace_file(choice.folder.path / FORK_FILE, json.dumps(fork, indent=1).encode())
     write_resolved(choice.config, choice.folder.config)

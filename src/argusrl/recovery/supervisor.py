@@ -19,7 +19,7 @@ from argusrl.config.load import write_resolved
 from argusrl.config.sections import Config
 from argusrl.errors import Interrupted
 from argusrl.journal.attempts import Verdict, next_attempt, read_verdict, write_verdict
-from argusrl.recovery.decide import AttemptEnd, decide
+from argusrl.recovery.decide import AttemptEnd, decide, signal_name
 from argusrl.storage.layout import RunFolder
 
 DRIVER = (sys.executable, "-m", "argusrl.training.driver")  # + run folder, number of the attempt
@@ -30,22 +30,25 @@ def supervise(folder: RunFolder, config: Config, *, say: Callable[[str], None], 
     """Run drivers of `folder` until one completes or the rule says stop; the exit code of the whole command."""
     recovery = config.recovery
     history: list[AttemptEnd] = []
-    while True:
-        attempt = next_attempt(folder)
-        write_resolved(config, folder.attempt(attempt) / "config.yaml")
-        end, asked_to_stop = _run_attempt(folder, attempt, recovery.grace_seconds, debug=debug)
-        if asked_to_stop and end.exit_code != 0:
-            return Interrupted.exit_code  # whatever became of the driver: the same command resumes
-        history.append(end)
-        decision = decide(history, max_restarts=recovery.max_restarts, window_seconds=recovery.window_seconds)
-        if decision.action == "stop":
-            if end.exit_code not in (0, decision.exit_code) or end.exit_code < 0:
-                say(f"Stopped: {decision.reason}")
-            return decision.exit_code
-        say(f"Restarting ({len(history)}): {decision.reason}")
+    with _Signals(recovery.grace_seconds) as signals:
+        while not signals.asked_to_stop:
+            attempt = next_attempt(folder)
+            write_resolved(config, folder.attempt(attempt) / "config.yaml")
+            end = _run_attempt(folder, attempt, signals, debug=debug)
+            if signals.asked_to_stop and end.exit_code != 0:
+                break
+            history.append(end)
+            decision = decide(history, max_restarts=recovery.max_restarts, window_seconds=recovery.window_seconds)
+            if decision.action == "stop":
+                # The driver has told its own fault itself.
+                if decision.exit_code not in (0, Interrupted.exit_code) and decision.reason != end.message:
+                    say(f"Stopped: {decision.reason}")
+                return decision.exit_code
+            say(f"Restarting ({len(history)}): {decision.reason}")
+    return Interrupted.exit_code  # whatever became of the driver: the same command resumes
 
 
-def _run_attempt(folder: RunFolder, attempt: int, grace_seconds: float, *, debug: bool) -> tuple[AttemptEnd, bool]:
+def _run_attempt(folder: RunFolder, attempt: int, signals: _Signals, *, debug: bool) -> AttemptEnd:
     command = [*DRIVER, str(folder.path), str(attempt)]
     process = subprocess.Popen(
         command + (["--debug"] if debug else []),
@@ -53,17 +56,15 @@ def _run_attempt(folder: RunFolder, attempt: int, grace_seconds: float, *, debug
         start_new_session=True,
         preexec_fn=_die_with_parent(os.getpid()),
     )
-    with _Forwarded(process, grace_seconds) as signals:
-        code = process.wait()
-    verdict = _verdict(folder, attempt, code)
-    end = AttemptEnd(
-        exit_code=code,
+    signals.forward_to(process)
+    verdict = _verdict(folder, attempt, process.wait())
+    return AttemptEnd(
+        exit_code=verdict.exit_code,  # a driver that crashed while it cleaned up after itself has ended as it says
         ended_at=time.time(),
         committed_steps=verdict.step or 0,
         error=verdict.error,
         message=verdict.reason.partition("\n")[0],
     )
-    return end, signals.asked_to_stop
 
 
 def _verdict(folder: RunFolder, attempt: int, code: int) -> Verdict:
@@ -72,7 +73,7 @@ def _verdict(folder: RunFolder, attempt: int, code: int) -> Verdict:
     if verdict is not None:
         return verdict
     killed = code < 0
-    reason = f"killed by {signal.Signals(-code).name}" if killed else f"the driver ended with code {code}"
+    reason = f"killed by {signal_name(-code)}" if killed else f"the driver ended with code {code}"
     return write_verdict(
         folder,
         attempt,
@@ -94,33 +95,44 @@ def count_commits(folder: RunFolder) -> int:
     return step
 
 
-class _Forwarded:
+class _Signals:
     """While active, SIGINT and SIGTERM ask the driver to stop; one that does not stop in time is killed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-        self.process, self.grace_seconds = process, grace_seconds
+    def __init__(self, grace_seconds: float) -> None:
+        self.grace_seconds = grace_seconds
+        self.process: subprocess.Popen[bytes] | None = None
         self.previous: dict[int, Any] = {}
         self.asked_to_stop = False
 
-    def __enter__(self) -> _Forwarded:
+    def __enter__(self) -> _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self.previous[number] = signal.signal(number, self._forward)
+            self.previous[number] = signal.signal(number, self._stop)
         self.previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._kill)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.asked_to_stop = True
-        if self.process.poll() is None:
+    def forward_to(self, process: subprocess.Popen[bytes]) -> None:
+        """From now on signals are for this driver; one that came while it was being started, too."""
+        self.process = process
+        if self.asked_to_stop:
+            self._ask()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        first, self.asked_to_stop = not self.asked_to_stop, True
+        if first:  # asking again does not give more time
+            self._ask()
+
+    def _ask(self) -> None:
+        if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            signal.alarm(max(1, round(self.grace_seconds)))
+            signal.setitimer(signal.ITIMER_REAL, self.grace_seconds)
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             self.process.kill()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from argusrl.config.sections import Config
 from argusrl.data.check import CheckedSource, check_source, find_overlap
 from argusrl.data.source import has_split, open_source
-from argusrl.errors import ModelError
+from argusrl.errors import DataError, ModelError
 from argusrl.policy.settings import PolicySettings
 from argusrl.rewards.combined import open_rewards
 from argusrl.rollout.player import PlaySettings
@@ -81,6 +81,12 @@ def check_input(config: Config) -> CheckedInput:
         )
 
     checked = {"train": check("train")}
+    rows, wanted = len(checked["train"].source), config.algorithm.prompts_per_step
+    if rows < wanted:  # a prompt twice in one step would be one group with every sample twice
+        raise DataError(
+            f"a step takes algorithm.prompts_per_step = {wanted} different prompts, only {rows} rows are usable",
+            f"set algorithm.prompts_per_step to at most {rows}, or add rows",
+        )
     if has_split(config.data, config.environment, "heldout"):
         checked["heldout"] = check("heldout")
     return CheckedInput(

@@ -214,6 +214,8 @@ def conditions(config: Config, ranks: int, device: str) -> dict[str, Any]:
 def failure_text(folder: RunFolder, verdict: Verdict) -> str:
     """What a person reads when the attempt did not complete."""
     mark = "" if verdict.outcome == "interrupted" else "error: "
+    if not folder.commit(0).exists():
+        return f"{mark}{verdict.reason}"
     where = f"Run folder: {folder.path} (step {verdict.step or 0} is committed; logs in {folder.attempts})"
     return f"{mark}{verdict.reason}\n{where}"
 

@@ -11,6 +11,7 @@ from typing import Any
 from argusrl.config.sections import EvaluateSection
 from argusrl.errors import ConfigError
 from argusrl.journal.commits import Commit, CommitChain
+from argusrl.journal.epochs import numbered
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.manifest import verify_manifest
 from argusrl.storage.publish import publish_file
@@ -35,9 +36,7 @@ def read_evaluation(folder: RunFolder, step: int) -> dict[str, Any] | None:
 
 def read_evaluations(folder: RunFolder, last_step: int) -> Iterator[dict[str, Any]]:
     """All evaluations up to a step, in order."""
-    if not folder.evaluations.is_dir():
-        return
-    for step in sorted(int(path.stem) for path in folder.evaluations.glob("*.json")):
+    for step in numbered(folder.evaluations, ".json"):
         record = read_evaluation(folder, step) if step <= last_step else None
         if record is not None:
             yield record
@@ -66,8 +65,11 @@ def choose_commit(folder: RunFolder, which: str) -> Commit:
     if which == "last":
         return head
     if which == "best":
-        return chain.read(BestAdapter.of(folder, head.step).step)
-    if not which.isdigit() or int(which) > head.step:
+        best = BestAdapter.of(folder, head.step)
+        if best.accuracy < 0:
+            raise ConfigError(f"run {folder.name} has no evaluation, so none is best", "give a step, or last")
+        return chain.read(best.step)
+    if not which.isdecimal() or int(which) > head.step:
         raise ConfigError(f"step {which!r} is none of run {folder.name}", f"give 0 to {head.step}, last or best")
     return chain.read(int(which))
 

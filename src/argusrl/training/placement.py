@@ -32,6 +32,7 @@ class Layout:
     engines: int
     colocate: bool
     episode_workers: int
+    cpus_per_slot: float
 
 
 @dataclass(slots=True)
@@ -49,7 +50,11 @@ class Placement:
     ) -> Any:
         """A Ray actor in a bundle. Colocated ranks and engines take half of the bundle's GPU or CPU each."""
         share = 0.5 if self.layout.colocate else 1.0
-        resources = {"num_gpus": share, "num_cpus": 0} if self.layout.device == "cuda" else {"num_cpus": share}
+        resources = (
+            {"num_gpus": share, "num_cpus": 0}
+            if self.layout.device == "cuda"
+            else {"num_cpus": share * min(1.0, self.layout.cpus_per_slot)}
+        )
         handle = (
             ray.remote(actor_class)
             .options(
@@ -155,7 +160,7 @@ def resolve_layout(cluster: ClusterSection, resources: dict[str, float]) -> Layo
             f"{slots} slots cannot hold separate ranks ({ranks}) and engines ({engines})",
             "use cluster.colocate: true or more slots",
         )
-    return Layout(device, ranks, engines, cluster.colocate, cluster.episode_workers)
+    return Layout(device, ranks, engines, cluster.colocate, cluster.episode_workers, cluster.cpus_per_slot)
 
 
 def _reserve(cluster: ClusterSection, layout: Layout) -> PlacementGroup:

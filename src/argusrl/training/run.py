@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -185,8 +184,3 @@ class Run:
     def advance(self, commit: Commit) -> None:
         """The commit is durable: go on from it."""
         self.state = RunState.of(commit)
-
-
-def free_bytes(folder: RunFolder) -> int:
-    """Free space where the run folder lies."""
-    return shutil.disk_usage(folder.path).free

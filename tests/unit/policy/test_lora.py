@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from argusrl.errors import ModelError
 from argusrl.policy.attention import Segment, make_layout
-from argusrl.policy.lora import add_lora, load_initial, peft_name, without_adapter
+from argusrl.policy.lora import adapted_layers, add_lora, load_initial, peft_name, without_adapter
 from argusrl.policy.model import load_model
+
+FILE = "adapter_model.safetensors"
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def peft_folder(folder: Path, wrapped: Any, **changes: Any) -> Path:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "init_lora_weights": True, **changes}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     halves = {name: torch.full_like(value, 0.5) for name, value in trained(wrapped).items()}
-    save_file(halves, folder / "adapter_model.safetensors")
+    save_file(halves, folder / FILE)
     return folder
 
 
@@ -85,7 +87,7 @@ def test_initial_adapters_that_cannot_be(
 def test_all_problems_at_once(settings: Any, wrapped: Any, tmp_path: Path) -> None:
     folder = peft_folder(tmp_path / "a", wrapped, r=2, use_dora=True)
     foreign = {"base_model.model.model.layers.0.q.lora_A.weight": torch.ones(1, 1)}
-    save_file(foreign, folder / "adapter_model.safetensors")
+    save_file(foreign, folder / FILE)
     with pytest.raises(ModelError) as caught:
         load_initial(wrapped, folder, settings)
     for part in ("rank is 2", "use_dora", "it lacks", "not a target here"):
@@ -95,6 +97,17 @@ def test_all_problems_at_once(settings: Any, wrapped: Any, tmp_path: Path) -> No
 def test_not_a_peft_folder(settings: Any, wrapped: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a PEFT adapter"):
         load_initial(wrapped, tmp_path, settings)
+
+
+def test_what_cannot_be_adapted_is_told_without_reading_weights(settings: Any, wrapped: Any, tmp_path: Path) -> None:
+    folder = peft_folder(tmp_path / "a", wrapped)
+    assert "q_proj" in adapted_layers(replace(settings, initial=folder))
+    renamed = {name.replace("q_proj", "query"): tensor for name, tensor in load_file(folder / FILE).items()}
+    save_file(renamed, folder / FILE)
+    with pytest.raises(ModelError, match=r"lacks .*q_proj.*\n.*query.* not a target here"):
+        adapted_layers(replace(settings, initial=folder))
+    with pytest.raises(ModelError, match="qkv"):
+        adapted_layers(replace(settings, target=("qkv",)))
 
 
 def test_without_adapter_is_the_base(wrapped: Any) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from argusrl.config.load import load_config
-from argusrl.errors import ConfigError
+from argusrl.config.load import load_config, read_resolved
+from argusrl.errors import ConfigError, StorageError
 from argusrl.journal.attempts import Verdict, next_attempt, write_verdict
 from argusrl.recovery.fork import forked
 from argusrl.recovery.resume import choose_run, create_run
@@ -87,6 +87,20 @@ def test_a_run_that_stopped_early_is_finished(config):
     folder = start(config(), steps=2)
     end(folder, stopped_early="accuracy")
     assert choose_run(config()).folder.name == "quickstart-2"
+
+
+def test_a_recipe_that_never_came_to_a_commit_may_be_mended(config):
+    create_run(choose_run(config("data.train_size=1")))
+    choice = choose_run(config())
+    assert (choice.action, choice.folder.name) == ("new", "quickstart")
+    create_run(choice)
+    assert read_resolved(choice.folder.config).data.train_size == 2048
+
+
+def test_a_root_that_is_a_file_is_a_storage_error(config, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        create_run(choose_run(config(f"run.root={tmp_path}/file")))
 
 
 def test_fresh_starts_over_and_deletes_nothing(config):

@@ -129,3 +129,28 @@ def test_a_driver_does_not_outlive_its_supervisor(tmp_path, folder):
             return
         time.sleep(0.02)
     pytest.fail("the driver is still there")
+
+
+def test_why_no_attempt_is_left_is_said(monkeypatch, tmp_path, folder):
+    use(monkeypatch, tmp_path, "sys.exit(9)")
+    _, said = run(folder, max_restarts=0)
+    assert "recovery.max_restarts = 0" in said[-1]
+    _, said = run(folder)
+    assert "3 attempts ended like this" in said[-1]
+
+
+def test_what_a_driver_wrote_counts_more_than_how_its_process_ended(monkeypatch, tmp_path, folder):
+    """Libraries crash while an interpreter ends; the run is complete all the same."""
+    use(
+        monkeypatch,
+        tmp_path,
+        """
+        from pathlib import Path
+        from argusrl.journal.attempts import Verdict, write_verdict
+        from argusrl.storage.layout import RunFolder
+        write_verdict(RunFolder(Path(sys.argv[1])), attempt, Verdict(outcome="complete", exit_code=0, reason="done"))
+        os.kill(os.getpid(), signal.SIGSEGV)
+        """,
+    )
+    assert run(folder) == (0, [])
+    assert read_verdict(folder, 1).complete

@@ -1,0 +1,101 @@
+"""The pure parts of a step: advantages, plan, what ranks are told, what the commit names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from argusrl.algorithms.packing import Plan
+from argusrl.config.load import load_config
+from argusrl.training.rollout import RolloutResult
+from argusrl.training.step import advantages_of, journalled, orders_of, plan_from, plan_of, reference_of
+from argusrl.types import TrajectoryKey, TrajectoryRef
+from fakes.run_folder import RunBuilder
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
+
+
+def trajectory(prompt: str, sample: int, reward: float, tokens: int = 10) -> TrajectoryRef:
+    return TrajectoryRef(
+        key=TrajectoryKey(1, prompt, sample),
+        segment="trajectories/000001/w0.e0001.seg",
+        offset=64 * sample,
+        length=64,
+        reward=reward,
+        rewards={"exact": reward},
+        prompt_tokens=tokens,
+        response_tokens=5,
+        image_patches=4,
+        adapter_version=0,
+        truncated=False,
+    )
+
+
+STEP = [
+    trajectory(prompt, sample, float(sample == index)) for index, prompt in enumerate("abcd") for sample in range(4)
+]
+
+
+def planned(ranks: int, *overrides: str) -> Plan:
+    config = load_config(RECIPE, ["algorithm.updates_per_step=2", *overrides]).config
+    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(actors=[None] * ranks)))
+    return plan_of(STEP, advantages_of(STEP, "group_std"), run)
+
+
+def test_advantages_are_of_the_group_and_not_of_the_order():
+    mixed = [STEP[index] for index in (5, 0, 9, 1, 4, 2, 8, 3, 6, 7, 10, 11)]
+    by_key = dict(zip([t.key for t in mixed], advantages_of(mixed, "group_std"), strict=True))
+    assert [by_key[t.key] for t in STEP[:12]] == advantages_of(STEP[:12], "group_std")
+    assert sum(advantages_of(STEP[:4], "group_mean")) == pytest.approx(0)
+    assert advantages_of([trajectory("e", n, 1.0) for n in range(4)], "group_std") == [0.0] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [16, 1000])
+def test_every_row_is_told_to_one_rank_in_one_update(ranks, tokens):
+    plan = planned(ranks, f"training.micro_batch_tokens={tokens}")
+    orders = orders_of(plan, STEP, advantages_of(STEP, "group_std"))
+    assert len(orders) == ranks
+    assert {len(updates) for updates in orders} == {2}
+    told = [row for updates in orders for update in updates for batch in update.micro_batches for row in batch]
+    assert sorted(row.reference.key for row in told) == sorted(t.key for t in STEP)
+    groups = [
+        {row.reference.key.prompt_id for updates in orders for batch in updates[n].micro_batches for row in batch}
+        for n in range(2)
+    ]
+    assert not groups[0] & groups[1]
+    for number in range(2):  # collectives: every rank makes as many passes, and divides by the same
+        assert len({len(updates[number].micro_batches) for updates in orders}) == 1
+        assert {updates[number].denominator_tokens for updates in orders} == {40}
+
+
+def test_a_plan_comes_back_from_the_commit_for_any_number_of_ranks():
+    plan = planned(2)
+    commit = SimpleNamespace(plan=plan.to_json())
+    assert plan_from(commit, 2) == plan
+    one = plan_from(commit, 1)
+    rows = [row for update in one.updates for batch in update.ranks[0] for row in batch]
+    assert sorted(rows) == list(range(16))
+
+
+def test_the_commit_names_what_a_replay_needs(tmp_path):
+    builder = RunBuilder(tmp_path)
+    journals = [builder.journal(1, writer) for writer in ("w0", "w1")]
+    references = [builder.play(journal, prompt, 0) for journal, prompt in zip(journals, "ab", strict=True)]
+    sealed = tuple(journal.seal() for journal in journals)
+    rollout = RolloutResult(
+        trajectories=tuple(reversed(references)), failures=(), sealed=sealed, adopted=0, sampled_tokens=6
+    )
+    commit = msgspec.structs.replace(builder.commit(1, [], []), **journalled(rollout))
+    for number, reference in enumerate(reversed(references)):
+        again = reference_of(commit, number)
+        assert (again.key, again.segment, again.offset, again.length, again.reward) == (
+            reference.key,
+            reference.segment,
+            reference.offset,
+            reference.length,
+            reference.reward,
+        )
