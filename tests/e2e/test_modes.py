@@ -78,3 +78,29 @@ def test_rows_without_and_with_several_images_on_two_ranks(train, tmp_path):
         recipe=ROOT / "recipes" / "digits.yaml",
     )
     assert any(row["policy/grad_norm"] > 0 for row in sound(folder))
+
+
+def test_the_maze_recipe_rehearsed(train):
+    """The recipe for 8 GPUs with the model and the sizes exchanged."""
+    folder = train(
+        "maze",
+        "model.path=models/tiny-qwen3vl-frozen-lake",
+        "model.max_tokens=1024",
+        "rollout.max_response_tokens=6",
+        "rollout.max_prompt_tokens=null",
+        "algorithm.num_steps=1",
+        "algorithm.prompts_per_step=4",
+        "optimizer.warmup_steps=0",
+        "evaluate.every_steps=0",
+        "environment.options.cells=2",
+        "environment.max_turns=4",
+        "environment.image_size=96",
+        "environment.instruction=reach the goal.",
+        "environment.processes=1",
+        "cluster.slots=1",
+        "cluster.episode_workers=1",
+        recipe=ROOT / "recipes" / "qwen3vl_8b_maze2d.yaml",
+    )
+    rows = sound(folder)
+    assert rows[0]["rollout/trajectories"] == 32
+    assert rows[0]["policy/grad_norm"] > 0

@@ -43,7 +43,7 @@ def choose_run(config: Config, *, fresh: bool = False, fork: dict[str, Any] | No
             return RunChoice("new", folder, pinned(named), f"New run {folder.path}")
         if fresh:
             continue
-        if not folder.commit(0).exists():  # an attempt that failed before anything counted binds nobody
+        if not folder.commit(0).exists() and not _under_way(folder):  # what failed before anything counted binds nobody
             return RunChoice("new", folder, pinned(named), f"New run {folder.path} (nothing was committed there yet)")
         other_line = read_fork(folder) != fork and (number > 1 or fork is not None)
         if other_line or is_finished(folder, named):
@@ -66,6 +66,12 @@ def is_finished(folder: RunFolder, config: Config) -> bool:
     if last is None or not last.complete:
         return False
     return bool(last.details.get("stopped_early")) or count_commits(folder) >= config.algorithm.num_steps
+
+
+def _under_way(folder: RunFolder) -> bool:
+    """Whether the newest attempt has no verdict: it may still be starting, so its config must stay."""
+    newest = newest_attempt(folder)
+    return newest > 0 and read_verdict(folder, newest) is None
 
 
 def last_verdict(folder: RunFolder) -> Verdict | None:

@@ -6,6 +6,7 @@ changed it visibly, agreeing with the trainer also means disagreeing with the ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,39 @@ from argusrl.errors import AdapterRefused
 from argusrl.training.engine_worker import EngineProof
 from argusrl.types import AdapterRef
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # largest |engine - trainer| of one log-probability
 _VISIBLE = 4.0  # an effect is visible when it is this many tolerances large
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far engine and trainer may be apart, |difference| of log-probabilities in nats."""
+
+    largest: float  # of one token
+    mean: float  # over the canary
+
+    def times(self, difference: Difference) -> float:
+        """The difference in tolerances: at most 1 is agreement. NaN where a log-probability is."""
+        return max(difference.largest / self.largest, difference.mean / self.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two lists of log-probabilities."""
+
+    largest: float
+    mean: float
+
+    @classmethod
+    def between(cls, one: Sequence[float], other: Sequence[float]) -> Difference:
+        differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
+        if any(difference != difference for difference in differences):
+            return cls(math.nan, math.nan)
+        return cls(max(differences, default=0.0), sum(differences) / max(1, len(differences)))
+
+
+# Two kernels round bfloat16 differently, and over many layers a rare token is now and then off by tenths: the largest
+# difference is a coarse limit there and the mean, which such a token hardly moves, the fine one.
+TOLERANCE = {"float32": Tolerance(1e-4, 1e-4), "bfloat16": Tolerance(0.5, 0.05)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +75,15 @@ def verify(
                 f"engine {engine} serves tensors with digest {proof.sha256}, "
                 f"version {reference.version} is {reference.sha256}"
             )
-        difference = _largest_difference(proof.canary, trainer)
-        if not difference <= tolerance:  # NaN must not pass
+        difference = Difference.between(proof.canary, trainer)
+        if not tolerance.times(difference) <= 1:  # NaN must not pass
             raise AdapterRefused(
                 f"engine {engine} disagrees with the trainer about version {reference.version}: "
-                f"log-probabilities of the canary differ by up to {difference:.3g} (allowed {tolerance:g}); "
-                f"from the base model they differ by {_largest_difference(proof.canary, base):.3g}"
+                f"log-probabilities of the canary differ by up to {difference.largest:.3g} "
+                f"(allowed {tolerance.largest:g}), {difference.mean:.3g} in the mean (allowed {tolerance.mean:g}); "
+                f"from the base model they differ by up to {Difference.between(proof.canary, base).largest:.3g}"
             )
-        gap = max(gap, difference)
+        gap = max(gap, difference.largest)
     others = [base] if previous is None else [base, previous]
-    visible = all(_largest_difference(trainer, other) > _VISIBLE * tolerance for other in others)
+    visible = all(tolerance.times(Difference.between(trainer, other)) > _VISIBLE for other in others)
     return Verification(gap=gap, by_effect=visible)
-
-
-def _largest_difference(one: Sequence[float], other: Sequence[float]) -> float:
-    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    if any(difference != difference for difference in differences):
-        return float("nan")
-    return max(differences, default=0.0)

@@ -97,6 +97,14 @@ def test_a_recipe_that_never_came_to_a_commit_may_be_mended(config):
     assert read_resolved(choice.folder.config).data.train_size == 2048
 
 
+def test_an_attempt_that_is_still_starting_keeps_its_config(config):
+    create_run(choose_run(config()))
+    next_attempt(choose_run(config()).folder)
+    with pytest.raises(ConfigError, match=r"data\.train_size"):
+        choose_run(config("data.train_size=64"))
+    assert choose_run(config()).action == "resume"
+
+
 def test_a_root_that_is_a_file_is_a_storage_error(config, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):

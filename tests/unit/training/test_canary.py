@@ -42,3 +42,14 @@ def test_bfloat16_allows_for_its_rounding():
     assert check([-1.25, -2.4], dtype="bfloat16").gap == pytest.approx(0.05)
     with pytest.raises(AdapterRefused):
         check([-1.5, -2.4], dtype="bfloat16")
+
+
+def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
+    def off_by(difference):
+        trainer = [-1.0] * 16
+        proof = EngineProof(sha256="new", canary=[-1.0 - difference, *trainer[1:]])
+        return verify(REF, [proof], trainer=trainer, base=[-2.0] * 16, previous=None, dtype="bfloat16")
+
+    assert off_by(0.4).by_effect
+    with pytest.raises(AdapterRefused, match=r"up to 0.6 \(allowed 0.5\)"):
+        off_by(0.6)
