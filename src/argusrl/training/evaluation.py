@@ -37,7 +37,8 @@ class Accuracy:
             return 0.0, 1.0
         middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
         half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
-        return max(0.0, middle - half), min(1.0, middle + half)
+        # exact at the ends, where rounding would leave 2.8e-17
+        return (middle - half if p > 0 else 0.0), (middle + half if p < 1 else 1.0)
 
     def report(self) -> dict[str, Any]:
         low, high = self.interval
