@@ -6,6 +6,7 @@ A bad rollout is data: whatever fails costs its own episode, and comes back as a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class EpisodePlayer:
             return await asyncio.gather(*episodes)
         finally:  # cancelled, or a fault that is not an episode's own: nothing may go on behind the caller's back
             await _cancelled(episodes)
-            await _cancelled(sampler.running)
+            await sampler.close()
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -128,6 +129,12 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
+
+
+def _cancel_once(task: asyncio.Task[Any]) -> None:
+    """A second cancellation would cut short what the engine does about the first."""
+    if not task.cancelling():
+        task.cancel()
 
 
 # Collapsed ids and image digests: the same place, the same request; and the seed of one that must go alone.
@@ -205,7 +212,14 @@ class _GroupSampler:
     @staticmethod
     def _abort_if_unwanted(task: asyncio.Task[None], waiting: list[tuple[int, asyncio.Future[Completion]]]) -> None:
         if all(future.cancelled() for _, future in waiting):
-            task.cancel()
+            _cancel_once(task)
+
+    async def close(self) -> None:
+        """Abort what still runs, and wait until the engine has let go of it."""
+        running = list(self.running)
+        for task in running:
+            _cancel_once(task)
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _receive(self, request: SampleRequest, futures: list[asyncio.Future[Completion]]) -> None:
         error: Exception = EngineError(f"request {request.id} ended without a reply for every seed")
@@ -282,7 +296,8 @@ class _Episode:
         try:
             turns, texts, paid, end, question = await self._turns(session)
         finally:
-            await session.close()
+            with contextlib.suppress(EnvironmentFailed):  # must not cost a played episode, nor swallow a cancellation
+                await session.close()
         item = Scorable(
             reply=texts[-1] if texts else "",
             replies=tuple(texts),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ _REPLY = "argusrl-reply"  # stands for a reply whose ids are already known; no t
 
 
 class RenderingRefused(Exception):
-    """These messages cannot be shown to the model: placeholder tokens in the text, or more images than placeholders."""
+    """These messages cannot be shown to the model: placeholders in the text, or images the processor does not take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Renderer:
             ends.update([configured] if isinstance(configured, int) else configured)
         return tuple(sorted(end for end in ends if end is not None))
 
-    @property
+    @cached_property
     def placeholder_texts(self) -> tuple[str, ...]:
         """Texts that would turn into vision tokens if they stood in a question."""
         return tuple(text for text, _ in self._vision_tokens())
@@ -155,7 +156,10 @@ class Renderer:
 
     def _image_tokens(self, image: Image) -> int:
         processor = self.processor.image_processor
-        patches = processor.get_number_of_image_patches(image.height, image.width, {})
+        try:
+            patches = processor.get_number_of_image_patches(image.height, image.width, {})
+        except ValueError as error:  # e.g. a strip so narrow that it would vanish when scaled
+            raise RenderingRefused(f"an image of {image.width} x {image.height} pixels: {error}") from error
         return int(patches // getattr(processor, "merge_size", 1) ** 2)
 
     def _template(self, messages: Sequence[Message]) -> str:
@@ -172,6 +176,10 @@ class Renderer:
         return str(text)
 
     def _chat(self, message: Message) -> dict[str, Any]:
+        for part in message.content:
+            found = [] if isinstance(part, Image) else [text for text in self.placeholder_texts if text in part]
+            if found:
+                raise RenderingRefused(f"the text contains {', '.join(found)}, a placeholder of the model")
         if not message.images:  # plain text is what every template understands
             return {"role": message.role, "content": "".join(str(part) for part in message.content)}
         if not self.shows_images:
@@ -184,13 +192,13 @@ class Renderer:
         collapsed = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         placeholders = collapsed.count(self.image_token_id) if self.image_token_id is not None else 0
         if placeholders != len(images):
-            raise RenderingRefused(
-                f"{placeholders} image placeholders for {len(images)} images: "
-                f"does the text contain one of {', '.join(self.placeholder_texts)}?"
-            )
+            raise RenderingRefused(f"the chat template makes {placeholders} placeholders of {len(images)} images")
         if not images:
             return Rendered(collapsed_ids=collapsed, expanded_ids=collapsed, images=(), image_patches=0)
-        inputs = self.processor(text=[text], images=[decode(image) for image in images], add_special_tokens=False)
+        try:
+            inputs = self.processor(text=[text], images=[decode(image) for image in images], add_special_tokens=False)
+        except ValueError as error:
+            raise RenderingRefused(f"the processor refuses these images: {error}") from error
         ids = inputs["input_ids"][0]
         grid = inputs.get("image_grid_thw")
         patches = sum(int(t) * int(h) * int(w) for t, h, w in grid) if grid is not None else len(images)

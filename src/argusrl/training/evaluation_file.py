@@ -78,7 +78,7 @@ def require_adapter(folder: RunFolder, commit: Commit) -> Path:
     """Folder of a commit's adapter, every digest checked. Raises ConfigError if retention removed it."""
     path = folder.absolute(commit.adapter.path)
     if not path.is_dir():
-        kept = sorted(int(other.name[1:7]) for other in folder.adapters.iterdir() if other.name.startswith("v"))
+        kept = sorted({int(other.name[1:7]) for other in folder.adapters.iterdir() if other.name.startswith("v")})
         raise ConfigError(
             f"the adapter of step {commit.step} was removed by retention (checkpoint.keep_adapters)",
             f"adapters of steps {', '.join(map(str, kept))} are there",

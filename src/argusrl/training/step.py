@@ -219,7 +219,7 @@ def driver_bytes() -> int:
 
 
 def plan_from(commit: Commit, ranks: int) -> Plan:
-    """The plan a step was computed with. Raises ClusterError if it was made for another number of ranks."""
+    """The plan a step was computed with; dealt anew if it was made for another number of ranks."""
     plan = Plan.from_json(commit.plan)
     planned = len(plan.updates[0].ranks)
     if planned == ranks:

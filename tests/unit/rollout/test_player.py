@@ -8,9 +8,22 @@ import pytest
 from argusrl.environments.base import EnvironmentFailed
 from argusrl.errors import EngineError, StorageError
 from argusrl.rewards.base import RewardFailed
+from argusrl.rollout.engine import Completion
 from argusrl.rollout.player import EpisodePlayer, PlaySettings, Sample
 from argusrl.types import EpisodeEnd, EpisodeFailure, Message, Prompt, StopReason, Trajectory, TrajectoryKey
-from fakes.players import HANG, IMAGE, Ask, CharacterRenderer, LengthScorer, Notes, ScriptedEngine, Walk, picture, reply
+from fakes.players import (
+    END,
+    HANG,
+    IMAGE,
+    Ask,
+    CharacterRenderer,
+    LengthScorer,
+    Notes,
+    ScriptedEngine,
+    Walk,
+    picture,
+    reply,
+)
 
 SETTINGS = PlaySettings(
     temperature=1.0,
@@ -121,6 +134,101 @@ def test_an_environment_gets_one_more_try_with_the_same_seed(infrastructure, tim
         assert (outcome.kind, outcome.source, outcome.infrastructure) == ("environment", "Walk", infrastructure)
 
 
+@pytest.mark.parametrize(
+    ("infrastructure", "retries", "tries"), [(True, 0, 1), (True, 3, 4), (False, 0, 2), (False, 3, 2)]
+)
+def test_own_code_fails_twice_and_infrastructure_as_often_as_the_recipe_says(infrastructure, retries, tries):
+    failing = Failing(EnvironmentFailed("Walk", "fell over", infrastructure), 99)
+    closed = Walk.closed
+    (outcome,) = play(always("a"), session=lambda: Walk(1, failing), settings=replace(WALK, retries=retries), samples=1)
+    assert (outcome.kind, outcome.infrastructure, failing.asked) == ("environment", infrastructure, tries)
+    assert Walk.closed - closed == tries  # every session that was opened
+
+
+def test_a_second_try_starts_over_with_the_same_seed():
+    fallen = []
+
+    def fall(verb: str, step: int) -> None:
+        if (verb, step) == ("step", 2) and not fallen:
+            fallen.append(step)
+            raise EnvironmentFailed("Walk", "process died", True)
+
+    heard = []
+    engine = always("a")
+    (outcome,) = play(engine, session=lambda: Walk(3, fall), settings=WALK, samples=1, heard=heard)
+    assert [len(request.images) for request in engine.requests] == [1, 2, 1, 2, 3]
+    assert {request.seeds for request in engine.requests} == {(100,)}
+    assert len({request.id for request in engine.requests}) == 5
+    assert (len(outcome.turns), outcome.reward) == (3, 1.0)
+    assert heard == [(outcome, 12)]  # patches of the episode that counts
+
+
+def test_reply_ids_are_kept_although_their_text_would_give_others():
+    odd = Completion(response_ids=(97, END, 98, IMAGE + 1, END), logprobs=(-0.1,) * 5, stop=StopReason.STOP)
+    engine = ScriptedEngine(lambda number, request, seed: odd)
+    (outcome,) = play(engine, session=lambda: Walk(2), settings=WALK, samples=1)
+    assert outcome.text == ("ab", "ab")
+    first, second = engine.requests
+    assert second.expanded_ids[: len(first.expanded_ids) + 5] == first.expanded_ids + odd.response_ids
+    assert [turn.response_ids for turn in outcome.turns] == [odd.response_ids] * 2
+    assert outcome.turns[1].prompt_ids[:1] == (ord("\n"),)  # it ended: no end token is added
+
+
+def test_siblings_part_where_their_replies_do():
+    class Together(ScriptedEngine):
+        async def sample(self, request):
+            for answer in [answer async for answer in super().sample(request)]:
+                yield answer
+
+    engine = Together(lambda number, request, seed: reply("ab"[seed % 2]))
+    outcomes = play(engine, session=lambda: Walk(2), settings=WALK, samples=4)
+    assert [request.seeds for request in engine.requests] == [(100, 101, 102, 103), (100, 102), (101, 103)]
+    assert [outcome.turns[0].action for outcome in outcomes] == ["a", "b", "a", "b"]
+
+
+def test_the_room_that_is_left_limits_a_reply():
+    engine = always("a")
+    play(engine, settings=replace(SETTINGS, max_tokens=15), samples=1)
+    assert engine.requests[0].max_tokens == 3  # of 15, the prompt has 12
+
+
+def test_an_engine_that_forgets_a_seed_has_failed_the_request():
+    class Forgetful(ScriptedEngine):
+        async def sample(self, request):
+            async for index, completion in super().sample(request):
+                if request.seeds[index] != 101:
+                    yield index, completion
+
+    engine = Forgetful(lambda number, request, seed: reply("yes"))
+    outcomes = play(engine, settings=replace(SETTINGS, retries=0))
+    assert [isinstance(outcome, Trajectory) for outcome in outcomes] == [True, False, True]
+    assert (outcomes[1].kind, outcomes[1].message) == (
+        "request",
+        "request 1/p/0/1 ended without a reply for every seed",
+    )
+
+
+def test_an_environment_that_hangs_meets_the_deadline_of_the_episode():
+    class Stuck(Walk):
+        async def step(self, reply):
+            await asyncio.sleep(3600)
+
+    closed = Stuck.closed
+    settings = replace(WALK, episode_timeout_seconds=0.05, retries=1)
+    (outcome,) = play(always("a"), session=lambda: Stuck(2), settings=settings, samples=1)
+    assert (outcome.kind, outcome.source, outcome.infrastructure) == ("timeout", "episode", True)
+    assert "environment.episode_timeout_seconds = 0.05" in outcome.message
+    assert Stuck.closed - closed == 2
+
+
+def test_every_sample_is_heard_of_once_whatever_became_of_it():
+    heard = []
+    engine = ScriptedEngine(lambda n, request, seed: EngineError("lost") if seed == 102 else reply("yes"))
+    outcomes = play(engine, heard=heard)
+    assert sorted(outcome.key for outcome, _ in heard) == [outcome.key for outcome in outcomes]
+    assert [type(outcome) for outcome in outcomes] == [Trajectory, Trajectory, EpisodeFailure]
+
+
 def test_a_reward_that_fails_is_a_failure_and_no_zero():
     scorer = LengthScorer(Failing(RewardFailed("judge", "503", True), 99))
     (outcome,) = play(always("yes"), scorer=scorer, samples=1)
@@ -162,6 +270,47 @@ def test_cancelling_leaves_no_task_behind():
         group.cancel()
         with pytest.raises(asyncio.CancelledError):
             await group
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(run()) == set()
+
+
+class Jammed(Walk):
+    async def close(self):
+        await super().close()
+        raise EnvironmentFailed("Walk", "does not close", True)
+
+
+def test_a_played_episode_counts_although_its_environment_does_not_close():
+    engine = always("a")
+    (outcome,) = play(engine, session=lambda: Jammed(1), settings=WALK, samples=1)
+    assert isinstance(outcome, Trajectory)
+    assert len(engine.requests) == 1
+
+
+def test_cancelling_waits_for_the_engine_and_is_not_lost_in_an_environment_that_does_not_close():
+    aborted = []
+
+    class Slow(ScriptedEngine):
+        async def sample(self, request):
+            try:
+                async for answer in super().sample(request):
+                    yield answer
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.02)
+                aborted.append(request.id)
+                raise
+
+    async def run() -> set[asyncio.Task]:
+        player = EpisodePlayer(CharacterRenderer(), lambda: Jammed(1), LengthScorer())
+        engine = Slow(lambda n, request, seed: HANG)
+        samples = [Sample(key=TrajectoryKey(1, "p", n), seed=n) for n in range(2)]
+        group = asyncio.create_task(player.play_group(PROMPT, samples, 7, engine, Notes(), WALK))
+        await asyncio.sleep(0.02)
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+        assert len(aborted) == len(engine.requests) == 1  # nothing was played again
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(run()) == set()

@@ -96,10 +96,30 @@ def test_expanding_every_placeholder_turns_collapsed_into_expanded_ids(renderer)
     assert tuple(expanded) == rendered.expanded_ids
 
 
-def test_placeholders_in_a_question_are_refused(renderer):
-    for text in (token for token in renderer.placeholder_texts if "image_pad" in token):
-        with pytest.raises(RenderingRefused, match="placeholder"):
-            renderer.first([asked(f"what is {text}?")])
+def test_placeholders_in_a_text_are_refused_wherever_it_stands(renderer):
+    assert {"<|image_pad|>", "<|video_pad|>", "<|vision_start|>"} <= set(renderer.placeholder_texts)
+    for text in renderer.placeholder_texts:
+        messages = [asked(picture(), f"what is {text}?")]
+        for render in (renderer.first, renderer.count_tokens, lambda m: renderer.following(m, ended=True)):
+            with pytest.raises(RenderingRefused, match="placeholder"):
+                render(messages)
+
+
+def test_a_template_that_drops_an_image_is_refused(tiny_model, tmp_path):
+    (tmp_path / "blind.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}{% if m.content is string %}"
+        "{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    )
+    blind = Renderer(str(tiny_model), chat_template=tmp_path / "blind.jinja")
+    with pytest.raises(RenderingRefused, match="0 placeholders of 1 images"):
+        blind.first([asked(picture(), QUESTION)])
+
+
+def test_an_image_the_processor_does_not_take_costs_one_row_only(renderer):
+    messages = [asked(picture(1000, 4), QUESTION)]
+    for render in (renderer.first, renderer.count_tokens):
+        with pytest.raises(RenderingRefused, match="aspect ratio"):
+            render(messages)
 
 
 def test_vision_tokens_are_banned_and_ends_are_not(renderer):

@@ -53,3 +53,16 @@ def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
     assert off_by(0.4).by_effect
     with pytest.raises(AdapterRefused, match=r"up to 0.6 \(allowed 0.5\)"):
         off_by(0.6)
+
+
+def test_nothing_is_proven_by_a_trainer_that_has_no_number():
+    trainer = [float("nan"), -2.4]
+    proofs = [EngineProof(sha256="new", canary=trainer)]
+    with pytest.raises(AdapterRefused):
+        verify(REF, proofs, trainer=trainer, base=BASE, previous=OLD, dtype="float32")
+
+
+def test_the_first_version_has_only_the_base_to_differ_from():
+    proofs = [EngineProof(sha256="new", canary=BASE)]
+    assert not verify(REF, proofs, trainer=BASE, base=BASE, previous=None, dtype="float32").by_effect
+    assert check(NEW, previous=None).by_effect

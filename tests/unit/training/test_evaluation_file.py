@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from argusrl.errors import ConfigError, CorruptionError
+from argusrl.storage.layout import RunFolder
 from argusrl.training.evaluation_file import (
     choose_commit,
     history,
@@ -58,6 +59,25 @@ def test_without_evaluations_none_is_best(builder):
     shutil.rmtree(builder.run.evaluations)
     with pytest.raises(ConfigError, match="no evaluation"):
         choose_commit(builder.run, "best")
+
+
+def test_the_best_of_a_run_is_the_best_that_is_committed(builder):
+    write_evaluation(builder.run, 3, record(3, 0.75))
+    write_evaluation(builder.run, 9, record(9, 1.0))
+    assert choose_commit(builder.run, "best").step == 3
+
+
+def test_a_run_without_commits_has_none_to_choose(tmp_path):
+    with pytest.raises(ConfigError, match="no committed step"):
+        choose_commit(RunFolder(tmp_path / "empty"), "last")
+
+
+def test_a_missing_adapter_is_told_with_each_step_once(builder):
+    shutil.copytree(builder.run.adapter(3, 1), builder.run.adapter(3, 2))  # an attempt that never committed
+    commit = choose_commit(builder.run, "1")
+    shutil.rmtree(builder.run.absolute(commit.adapter.path))
+    with pytest.raises(ConfigError, match="adapters of steps 0, 2, 3 are there"):
+        require_adapter(builder.run, commit)
 
 
 def test_an_adapter_is_checked_before_it_is_used(builder):

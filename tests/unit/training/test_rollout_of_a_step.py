@@ -7,7 +7,7 @@ import pytest
 from argusrl.config.sections import RolloutSection
 from argusrl.errors import WorkerError
 from argusrl.journal.episodes import SealedStep
-from argusrl.training.rollout import Rollout, RolloutResult
+from argusrl.training.rollout import Rollout, RolloutResult, describe_failures
 from argusrl.types import EpisodeFailure, TrajectoryKey, TrajectoryRef
 
 SECTION = RolloutSection(max_failed_share=0.25, pause_probe_seconds=0.01, pause_limit_seconds=0.2)
@@ -106,3 +106,46 @@ def test_a_pause_has_an_end_that_names_the_service():
     episodes = Episodes(lambda index, sample, attempt: True)
     with pytest.raises(WorkerError, match=r"reward judge \(6\): 503"):
         play(episodes)
+
+
+def test_results_do_not_depend_on_which_group_ends_first():
+    class Reversed(Episodes):
+        async def play(self, order, settings, attempt):
+            await asyncio.sleep(0.001 * (4 - order.index))
+            return await super().play(order, settings, attempt)
+
+    def broken(index, sample, attempt):
+        return (index, sample) == (2, 0)
+
+    assert play(Episodes(broken)) == play(Reversed(broken))
+
+
+def test_a_step_that_was_finished_before_plays_nothing():
+    episodes = Episodes()
+    adopted = [ref(index, sample) for index in (1, 2, 3) for sample in (1, 0)]
+    result = play(episodes, adopted=adopted)
+    assert (episodes.orders, result.adopted, result.sampled_tokens, episodes.sealed) == ([], 6, 0, 1)
+    assert [item.key.prompt_id for item in result.trajectories] == ["p3", "p3", "p1", "p1", "p2", "p2"]
+
+
+def test_adopted_prompts_of_another_step_or_unknown_ones_do_not_count():
+    assert play(Episodes(), adopted=[ref(5, 0), ref(42, 0)]).adopted == 0
+
+
+def test_only_what_failed_is_tried_again():
+    episodes = Episodes(lambda index, sample, attempt: sample == 1 and attempt == 0)
+    result = play(episodes)
+    assert [(order.index, order.samples) for order, attempt in episodes.orders if attempt == 1] == [
+        (3, (1,)),
+        (1, (1,)),
+        (2, (1,)),
+    ]
+    assert (len(result.trajectories), result.sampled_tokens) == (6, 30)
+
+
+def test_the_commonest_cause_is_named_first():
+    def failure(sample: int, source: str, message: str) -> EpisodeFailure:
+        return EpisodeFailure(key=TrajectoryKey(1, "p", sample), kind="reward", source=source, message=message)
+
+    failures = [failure(0, "format", "odd"), failure(1, "judge", "503\nbody"), failure(2, "judge", "503\nother")]
+    assert describe_failures(failures, 8) == "3 of 8 episodes failed: reward judge (2): 503 and 1 other reasons"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,9 +11,20 @@ import pytest
 
 from argusrl.algorithms.packing import Plan
 from argusrl.config.load import load_config
+from argusrl.training.canary import Verification
+from argusrl.training.rank_worker import UpdateReport
 from argusrl.training.rollout import RolloutResult
-from argusrl.training.step import advantages_of, journalled, orders_of, plan_from, plan_of, reference_of
-from argusrl.types import TrajectoryKey, TrajectoryRef
+from argusrl.training.step import (
+    Clock,
+    advantages_of,
+    journalled,
+    orders_of,
+    plan_from,
+    plan_of,
+    reference_of,
+    step_metrics,
+)
+from argusrl.types import EpisodeFailure, TrajectoryKey, TrajectoryRef
 from fakes.run_folder import RunBuilder
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
@@ -99,3 +111,48 @@ def test_the_commit_names_what_a_replay_needs(tmp_path):
             reference.length,
             reference.reward,
         )
+
+
+def test_a_step_without_trajectories_has_a_plan_that_does_nothing():
+    config = load_config(RECIPE, []).config
+    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(actors=[None] * 2)))
+    orders = orders_of(plan_of([], [], run), [], [])
+    assert len(orders) == 2
+    assert all(update.micro_batches == () for updates in orders for update in updates)
+
+
+def metrics_of(trajectories: list[TrajectoryRef], failures: int = 0) -> dict:
+    clock = Clock()
+    for name in ("rollout", "train", "sync"):
+        clock.lap(name)
+    clock.seconds["rollout"] = 2.0
+    key = TrajectoryKey(1, "z", 0)
+    failure = EpisodeFailure(key=key, kind="reward", source="judge", message="503")
+    rollout = RolloutResult(
+        trajectories=tuple(trajectories), failures=(failure,) * failures, sealed=(), adopted=1, sampled_tokens=30
+    )
+    synced = SimpleNamespace(
+        adapter=SimpleNamespace(version=4, sha256="abc"), verification=Verification(gap=0.25, by_effect=True)
+    )
+    report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5})
+    return step_metrics(rollout, advantages_of(trajectories, "group_std"), 0.75, report, synced, clock)
+
+
+def test_the_metrics_of_a_step():
+    flat = [trajectory("e", sample, 0.0, tokens=30) for sample in range(4)]
+    metrics = metrics_of([*STEP[:4], *flat], failures=2)
+    assert metrics["reward/mean"] == metrics["reward/exact/mean"] == 0.125
+    assert metrics["reward/std"] == pytest.approx((7 / 64) ** 0.5 * (8 / 7) ** 0.5)
+    assert metrics["rollout/tokens_per_second"] == 15.0
+    assert metrics["rollout/prompt_tokens_mean"] == 20.0
+    assert metrics["rollout/groups_without_signal"] == 1
+    counted = ("rollout/trajectories", "rollout/failed_trajectories", "rollout/adopted_trajectories")
+    assert [metrics[name] for name in counted] == [8, 2, 1]
+    assert (metrics["policy/grad_norm"], metrics["policy/skipped_updates"]) == (0.5, 1)
+    assert (metrics["adapter/version"], metrics["adapter/canary_gap"]) == (4, 0.25)
+
+
+def test_the_metrics_of_a_step_in_which_all_failed_are_numbers():
+    metrics = metrics_of([], failures=4)
+    assert all(math.isfinite(value) for value in metrics.values() if isinstance(value, float))
+    assert (metrics["reward/mean"], metrics["rollout/failed_trajectories"]) == (0.0, 4)
