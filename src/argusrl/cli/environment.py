@@ -119,8 +119,11 @@ async def _examine_rewards(config: Config, rewards: RewardSet, prompts: Sequence
     }
     findings = []
     for kind, title in titles.items():
-        problems = [f"{check.prompt_id}: {check.problems[kind]}" for check in checks if kind in check.problems]
-        text = f"{title} ({len(checks) - len(problems)} of {len(checks)})"
+        tried = checks if kind == "reward" else [check for check in checks if "reward" not in check.problems]
+        problems = [f"{check.prompt_id}: {check.problems[kind]}" for check in tried if kind in check.problems]
+        if not tried:
+            continue  # no reward answered, so nothing is known of what it pays
+        text = f"{title} ({len(tried) - len(problems)} of {len(tried)})"
         findings.append(Finding(not problems, text, _shortened(problems)))
     good = next((check for check in checks if not check.problems), None)
     if good is not None:

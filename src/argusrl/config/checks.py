@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from argusrl.config.secrets import is_secret_reference
+from argusrl.config.secrets import SECRET_NAME, is_secret_reference
 from argusrl.config.sections import Config, RewardSection
 from argusrl.errors import ConfigError
 
 LORA_RANKS_SERVED = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks for which vLLM has kernels."""
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _SUPPLIED_FUNCTION = re.compile(r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")
 
 
@@ -119,6 +118,8 @@ def _environment(config: Config) -> Iterator[str]:
         yield f"environment.max_turns {environment.max_turns}: a single_turn environment has one turn; set it to 1"
     if environment.kind == "gymnasium" and environment.id is None and environment.factory is None:
         yield "environment.id: kind gymnasium needs a registered id, or a factory"
+    if environment.kind == "gymnasium" and not environment.actions:
+        yield "environment.actions: kind gymnasium needs the words a model may answer, e.g. {left: 0, right: 2}"
     if environment.kind == "python" and environment.factory is None:
         yield "environment.factory: kind python needs a class, module:Class or file.py:Class"
     if environment.factory is not None:
@@ -230,7 +231,7 @@ def _cluster(config: Config) -> Iterator[str]:
     if cluster.device == "cpu" and config.engine.tensor_parallel > 1:
         yield "engine.tensor_parallel: works on GPUs only; set it to 1 with cluster.device: cpu"
     for name, value in cluster.environment.items():
-        if _SECRET_NAME.search(name) and value and not is_secret_reference(value):
+        if SECRET_NAME.search(name) and value and not is_secret_reference(value):
             yield f"cluster.environment.{name}: looks like a secret in clear text; write env:{name} or file:PATH"
 
 

@@ -6,9 +6,13 @@ Every value read in this process is remembered (in memory) so that logs and erro
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from argusrl.errors import ConfigError
+
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)$", re.IGNORECASE)
+"""Names of keys and environment variables whose values are secrets: HF_TOKEN, api_key; not max_tokens."""
 
 _resolved: set[str] = set()
 

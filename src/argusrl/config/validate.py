@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from argusrl.config import explain
+from argusrl.config.secrets import SECRET_NAME
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 
 _MISSING = object()
-SECRET_KEYS = ("token", "password", "secret", "api_key")
 
 
 def validate(values: dict[str, Any]) -> Config:
@@ -84,8 +84,8 @@ def _generic(path: list[str | int]) -> str:
 
 def shown(path: list[str | int], value: Any) -> str:
     """A value as JSON, shortened; hidden where it may be a secret."""
-    names = [str(part).lower() for part in path]
-    if any(word in name for name in names for word in SECRET_KEYS) or names[:2] == ["cluster", "environment"]:
+    names = [str(part) for part in path]
+    if any(SECRET_NAME.search(name) for name in names) or names[:2] == ["cluster", "environment"]:
         return "a value that is not shown"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -13,14 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from argusrl.errors import CorruptionError, FencedError, StorageError
-from argusrl.journal.episodes import read_finished, trajectory_ref
 from argusrl.journal.epochs import Epoch, numbered
-from argusrl.journal.segments import Location, SealedSegment
+from argusrl.journal.segments import SealedSegment
 from argusrl.storage.digests import sha256_bytes
 from argusrl.storage.layout import FORMAT_VERSION, RunFolder
 from argusrl.storage.publish import encode_line, publish_file, read_lines, replace_file
 from argusrl.storage.sealed_json import decode_sealed, encode_sealed
-from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryKey, TrajectoryRef
+from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryKey
 
 Scalar = bool | int | float | str | None
 
@@ -202,17 +201,6 @@ def check_link(previous: Commit | None, previous_sha256: str, commit: Commit, pa
         raise CorruptionError(f"{path} is of epoch {commit.epoch}, the commit before it of {previous.epoch}")
     if (commit.outcome == "initial") != (step == 0):
         raise CorruptionError(f"{path} of step {step} has outcome {commit.outcome}")
-
-
-def committed_refs(run: RunFolder, commit: Commit) -> list[TrajectoryRef]:
-    """What the driver held of the step's trajectories, in the order of the commit. Raises CorruptionError."""
-    refs = []
-    for item in commit.trajectories:
-        segment = commit.segments[item.segment].path
-        record = read_finished(run, segment, item.offset, item.length)
-        location = Location(item.offset, item.length)
-        refs.append(trajectory_ref(record.trajectory, segment, location, record.image_patches))
-    return refs
 
 
 def metrics_line(commit: Commit) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from argusrl.config.secrets import resolved_secrets
+from argusrl.config.secrets import SECRET_NAME, resolved_secrets
 
 MASK = "•••"
-_SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST = 6  # characters; masking "1" or "yes" would eat ordinary text
 
 
@@ -40,6 +38,6 @@ class Redactor:
         return value
 
     def _secrets(self) -> set[str]:
-        environment = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
+        environment = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
         guessed = {value for value in environment if len(value) >= _SHORTEST}
         return {secret for secret in self._own | resolved_secrets() if secret} | guessed

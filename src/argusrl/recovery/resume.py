@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from argusrl.config.load import config_difference, pinned, read_resolved, resumed, write_resolved
 from argusrl.config.sections import Config
-from argusrl.errors import ConfigError
+from argusrl.errors import ConfigError, CorruptionError
 from argusrl.journal.attempts import Verdict, newest_attempt, read_verdict
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
@@ -43,6 +43,7 @@ def choose_run(config: Config, *, fresh: bool = False, fork: dict[str, Any] | No
             return RunChoice("new", folder, pinned(named), f"New run {folder.path}")
         if fresh:
             continue
+        _require_root(folder)
         if not folder.commit(0).exists() and not _under_way(folder):  # what failed before anything counted binds nobody
             return RunChoice("new", folder, pinned(named), f"New run {folder.path} (nothing was committed there yet)")
         other_line = read_fork(folder) != fork and (number > 1 or fork is not None)
@@ -66,6 +67,18 @@ def is_finished(folder: RunFolder, config: Config) -> bool:
     if last is None or not last.complete:
         return False
     return bool(last.details.get("stopped_early")) or count_commits(folder) >= config.algorithm.num_steps
+
+
+def _require_root(folder: RunFolder) -> None:
+    """A checkpoint is written after commit 0 only: one without it means that commits were lost, not that none was made.
+
+    Raises CorruptionError: going on would overwrite the config and begin a second history.
+    """
+    if not folder.commit(0).exists() and folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
+        raise CorruptionError(
+            f"{folder.commit(0)} is missing, but {folder.checkpoints} holds checkpoints of this run",
+            "restore the commits from a copy, or start over under a new name with --fresh",
+        )
 
 
 def _under_way(folder: RunFolder) -> bool:

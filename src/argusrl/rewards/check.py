@@ -24,7 +24,6 @@ class RewardCheck:
     gold: float | None = None  # weighted sums
     empty: float | None = None
     wrong: float | None = None
-    gold_scores: dict[str, float] = field(default_factory=dict)  # unweighted, by name
     replies: int = 0  # how many were scored
     problems: dict[str, str] = field(default_factory=dict)  # by "reward", "gold", "empty", "wrong"; none: all is well
 
@@ -68,7 +67,7 @@ async def _check(rewards: RewardSet, sections: Sequence[RewardSection], prompt: 
     if wrongly >= gold:
         wrong_reply = form.replace(HOLE, wrong)
         problems["wrong"] = f"{wrong_reply!r:.200} is wrong, but paid {wrongly:g}; the gold answer {gold:g}"
-    return RewardCheck(prompt.id, reply, gold, empty, wrongly, scores, len(forms) + 2, problems)
+    return RewardCheck(prompt.id, reply, gold, empty, wrongly, len(forms) + 2, problems)
 
 
 def _item(prompt: Prompt, reply: str) -> Scorable:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from argusrl.errors import CorruptionError
+from argusrl.errors import CorruptionError, StorageError
 
 _CHUNK_BYTES = 1 << 20
 
@@ -17,7 +17,7 @@ def sha256_bytes(data: bytes | memoryview) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Digest of a file, streamed. Raises CorruptionError if it is missing."""
+    """Digest of a file, streamed. Raises CorruptionError if it is missing, StorageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()
@@ -25,6 +25,8 @@ def sha256_file(path: Path) -> str:
                 digest.update(chunk)
     except FileNotFoundError:
         raise CorruptionError(f"{path} is missing") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}", "may this user read it?") from error
     return digest.hexdigest()
 
 

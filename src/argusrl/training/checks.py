@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argusrl.config.objects import load_object
 from argusrl.config.sections import Config
 from argusrl.data.check import CheckedSource, check_source, find_overlap
 from argusrl.data.source import has_split, open_source
@@ -50,6 +51,8 @@ def check_input(config: Config) -> CheckedInput:
     """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
     check_model_folder(config.model.path)
     asyncio.run(_check_rewards(config))
+    if config.environment.factory is not None:
+        load_object(config.environment.factory, field="environment.factory")
     layers = _adapted_layers(config)
     renderer = Renderer.of(config.model)
     images = _ImageCount()

@@ -10,7 +10,7 @@ from argusrl.config.checks import file_problems, problems, require
 from argusrl.errors import ConfigError
 
 PLAIN = {"kind": "files", "train": "t.parquet", "heldout": "h.parquet"}
-GAME = {"kind": "gymnasium", "id": "FrozenLake-v1", "max_turns": 5}
+GAME = {"kind": "gymnasium", "id": "FrozenLake-v1", "actions": {"left": 0}, "max_turns": 5}
 LEAKING = {**GAME, "starts": [{"seed": 1}], "heldout_starts": [{"seed": 2}, {"seed": 1}]}
 STARTS = {"kind": "environment", "generator": None}
 
@@ -44,7 +44,8 @@ def test_a_sound_recipe_has_no_problem() -> None:
         ({"data": {**STARTS, "train_size": None}, "environment": GAME}, "data.train_size"),
         ({"data": {**STARTS, "heldout_size": None}, "environment": GAME}, "data.heldout_size"),
         ({"environment": {"max_turns": 2}}, "environment.max_turns 2"),
-        ({"environment": {"kind": "gymnasium"}}, "environment.id"),
+        ({"environment": {"kind": "gymnasium", "actions": {"left": 0}}}, "environment.id"),
+        ({"environment": {"kind": "gymnasium", "id": "FrozenLake-v1"}}, "environment.actions"),
         ({"environment": {"kind": "python"}}, "environment.factory"),
         ({"environment": {"action_pattern": "("}}, "not a regular expression"),
         ({"environment": {"action_pattern": "x"}}, "needs a group"),
@@ -76,6 +77,7 @@ def test_a_sound_recipe_has_no_problem() -> None:
         ({"cluster": {"colocate": False, "slots": 2, "engines": 2}}, "must be below cluster.slots"),
         ({"cluster": {"device": "cpu"}, "engine": {"tensor_parallel": 2}}, "tensor_parallel"),
         ({"cluster": {"environment": {"HF_TOKEN": "hunter2"}}}, "cluster.environment.HF_TOKEN"),
+        ({"cluster": {"environment": {"AWS_SECRET_ACCESS_KEY": "hunter2"}}}, "AWS_SECRET_ACCESS_KEY"),
     ],
 )
 def test_each_broken_rule_is_one_message(sections: dict[str, Any], words: str) -> None:
@@ -107,3 +109,7 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         "data.generator",
         "rewards.0.function",
     ]
+
+
+def test_a_variable_about_tokens_is_no_secret() -> None:
+    assert problems(sound(cluster={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8"}})) == []

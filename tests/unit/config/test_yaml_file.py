@@ -91,3 +91,13 @@ def test_what_is_written_is_read_back_by_this_loader_and_by_pyyaml(value: dict[s
     text = dump_yaml(value)
     assert parse_yaml(text, "x") == value
     assert yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize("text", ["a: &x [*x]", "&x\na: *x", "a: &x {b: {c: *x}}"])
+def test_a_value_inside_itself_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="recursive"):
+        parse_yaml(text, "recipe.yaml")
+
+
+def test_an_anchor_may_be_used_again() -> None:
+    assert parse_yaml("a: &x {b: 1}\nc: *x", "recipe.yaml") == {"a": {"b": 1}, "c": {"b": 1}}

@@ -12,7 +12,6 @@ from argusrl.journal.commits import (
     Adopted,
     Commit,
     CommitChain,
-    committed_refs,
     encode_commit,
     metrics_line,
     rebuild_metrics,
@@ -243,13 +242,6 @@ def test_a_newer_format_is_refused(run):
     run.commit(1).write_bytes(encode_commit(commit(1, 1, format_version=2)))
     with pytest.raises(StorageError, match="format version 2"):
         CommitChain(run).head()
-
-
-def test_refs_come_back_from_a_commit(builder):
-    journal = builder.journal(1)
-    refs = [builder.play(journal, "p0", sample, reward=sample / 4) for sample in (1, 0)]
-    written = builder.chain.append(builder.commit(1, [journal.seal()], refs))
-    assert committed_refs(builder.run, written) == refs
 
 
 def test_metrics_are_rebuilt_from_the_commits(run, driver):

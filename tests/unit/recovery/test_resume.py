@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from argusrl.config.load import load_config, read_resolved
-from argusrl.errors import ConfigError, StorageError
+from argusrl.errors import ConfigError, CorruptionError, StorageError
 from argusrl.journal.attempts import Verdict, next_attempt, write_verdict
 from argusrl.recovery.fork import forked
 from argusrl.recovery.resume import choose_run, create_run
@@ -103,6 +103,17 @@ def test_an_attempt_that_is_still_starting_keeps_its_config(config):
     with pytest.raises(ConfigError, match=r"data\.train_size"):
         choose_run(config("data.train_size=64"))
     assert choose_run(config()).action == "resume"
+
+
+def test_lost_commits_are_damage_and_not_a_new_run(config):
+    create_run(choose_run(config()))
+    folder = choose_run(config()).folder
+    folder.checkpoint(2, 1).mkdir(parents=True)
+    before = folder.config.read_bytes()
+    with pytest.raises(CorruptionError, match="commits"):
+        choose_run(config("data.train_size=64"))
+    assert folder.config.read_bytes() == before
+    assert choose_run(config(), fresh=True).folder.name == "quickstart-2"
 
 
 def test_a_root_that_is_a_file_is_a_storage_error(config, tmp_path):
