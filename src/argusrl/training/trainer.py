@@ -60,7 +60,7 @@ async def bring_to_life(run: Run) -> None:
     head = run.chain.head()
     shared = run.colocation.shared and run.workers_share_gpus
     await run.unless_stopped(wait_ready(run.config, run.workers, one_after_other=shared))
-    run.workers.position.step = 0 if head is None else head.step
+    run.workers.position.step = 0  # workers refuse to go back, and a replay may begin at any step
     if head is None:
         await _make_canary(run)
     else:
