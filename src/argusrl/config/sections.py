@@ -51,6 +51,12 @@ class ModelSection(Section):
     chat_template_options: dict[str, Any] = {}
     """Extra variables for the chat template, e.g. {enable_thinking: false}."""
 
+    def dtype_on(self, device: str) -> Literal["float32", "bfloat16"]:
+        """`dtype` with auto resolved for "cpu" or "cuda"."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if device == "cuda" else "float32"
+
 
 class AdapterSection(Section):
     kind: Literal["lora", "full"] = "lora"
@@ -63,6 +69,11 @@ class AdapterSection(Section):
     """Modules to adapt: all linear layers of the language model, or names of linear layers in it (q_proj, …)."""
     initial: Path | None = None
     """PEFT folder to start from; default is a fresh adapter that changes nothing."""
+
+    @property
+    def scale_alpha(self) -> float:
+        """`alpha` with its default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
 
 
 class ColumnSection(Section):

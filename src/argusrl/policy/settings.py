@@ -46,21 +46,17 @@ class PolicySettings:
         """Resolve every `auto` of the recipe for `device`."""
         adapter, model, training = config.adapter, config.model, config.training
         gpu = device == "cuda"
-        if model.dtype == "auto":
-            dtype: Literal["float32", "bfloat16"] = "bfloat16" if gpu else "float32"
-        else:
-            dtype = model.dtype
         return cls(
             model=model.path,
             revision=model.revision,
             device=device,
-            dtype=dtype,
+            dtype=model.dtype_on(device),
             banned_ids=banned_ids,
             min_pixels=model.min_pixels,
             max_pixels=model.max_pixels,
             kind=adapter.kind,
             rank=adapter.rank,
-            alpha=2.0 * adapter.rank if adapter.alpha is None else adapter.alpha,
+            alpha=adapter.scale_alpha,
             target="language" if adapter.target == "language" else tuple(adapter.target),
             initial=adapter.initial,
             seed=config.run.seed,

@@ -86,18 +86,17 @@ def start_episode_workers(
 def engine_settings(config: Config, device: str, checked: CheckedInput) -> EngineSettings:
     """What an engine needs to start."""
     gpu = device == "cuda"
-    dtype = config.model.dtype if config.model.dtype != "auto" else ("bfloat16" if gpu else "float32")
     lora = config.adapter.kind == "lora"
     engine = config.engine
     return EngineSettings(
         model=config.model.path,
         revision=config.model.revision,
-        dtype=dtype,
+        dtype=config.model.dtype_on(device),
         device=device,
         max_tokens=config.model.max_tokens,
         max_images=checked.max_images,
         lora_rank=config.adapter.rank if lora else None,
-        lora_alpha=config.adapter.alpha if config.adapter.alpha is not None else 2.0 * config.adapter.rank,
+        lora_alpha=config.adapter.scale_alpha,
         lora_targets=checked.adapted_layers,
         banned_ids=checked.banned_ids,
         end_ids=checked.end_ids,

@@ -141,7 +141,6 @@ class _Driver:
         try:
             layout = placement.layout
             workers = start_workers(config, self.folder, placement, checked, epoch.number, self.logs)
-            dtype = config.model.dtype if config.model.dtype != "auto" else _default_dtype(layout.device)
             run = Run(
                 config=config,
                 config_sha256=digest(read_resolved(self.folder.config)),
@@ -159,7 +158,7 @@ class _Driver:
                 ),
                 events=events,
                 display=self.display,
-                dtype=dtype,
+                dtype=config.model.dtype_on(layout.device),
                 conditions=conditions(config, layout.ranks, layout.device),
                 workers_share_gpus=layout.colocate and layout.device == "cuda",
                 on_phase=self.heartbeat.phase,
@@ -246,10 +245,6 @@ def closing_lines(folder: RunFolder, verdict: Verdict) -> list[str]:
 
 def _note(events: EventLog, kind: str, text: str) -> None:
     events.write(kind, text)
-
-
-def _default_dtype(device: str) -> str:
-    return "bfloat16" if device == "cuda" else "float32"
 
 
 class _HeartbeatThread:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from argusrl.journal.episodes import SealedStep
 from argusrl.rollout.engine import EngineProgress
@@ -29,22 +29,42 @@ class Position:
     step: int = 0
 
 
-@dataclass(slots=True)
-class EngineFleet:
-    """All engines."""
+@dataclass
+class Fleet:
+    """All workers of one kind."""
 
+    noun: ClassVar[str]  # for messages
     actors: list[Any]
     position: Position
     deadline_seconds: float
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        at = self.position
-        references = [getattr(actor, method).remote(at.epoch, at.step, *arguments) for actor in self.actors]
-        return await call_all(references, self.deadline_seconds, f"{method} of engine")
+        """The same call to every worker."""
+        return await self._each(method, [arguments] * len(self.actors))
+
+    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """A call to every worker with its own arguments."""
+        references = [self._start(actor, method, *own) for actor, own in zip(self.actors, arguments, strict=True)]
+        return await call_all(references, self.deadline_seconds, f"{method} of {self.noun}")
+
+    async def _one(self, number: int, method: str, *arguments: Any, what: str = "") -> Any:
+        """A call to one worker; numbers beyond the last start over."""
+        number %= len(self.actors)
+        reference = self._start(self.actors[number], method, *arguments)
+        return await call(reference, self.deadline_seconds, what or f"{method} of {self.noun} {number}")
+
+    def _start(self, actor: Any, method: str, *arguments: Any) -> Any:
+        return getattr(actor, method).remote(self.position.epoch, self.position.step, *arguments)
 
     async def ready(self, deadline_seconds: float) -> None:
-        """Raises what an engine's start raised."""
-        await call_all([actor.ready.remote() for actor in self.actors], deadline_seconds, "start of engine")
+        """Raises what a worker's start raised."""
+        await call_all([actor.ready.remote() for actor in self.actors], deadline_seconds, f"start of {self.noun}")
+
+
+class EngineFleet(Fleet):
+    """All engines."""
+
+    noun = "engine"
 
     async def set_canary(self, canary: TrajectoryRef) -> None:
         await self._all("set_canary", canary)
@@ -72,24 +92,10 @@ class EngineFleet:
         )
 
 
-@dataclass(slots=True)
-class RankFleet:
+class RankFleet(Fleet):
     """All training ranks; they act together."""
 
-    actors: list[Any]
-    position: Position
-    deadline_seconds: float
-
-    async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return await self._each(method, [arguments] * len(self.actors))
-
-    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        at = self.position
-        references = [
-            getattr(actor, method).remote(at.epoch, at.step, *own)
-            for actor, own in zip(self.actors, arguments, strict=True)
-        ]
-        return await call_all(references, self.deadline_seconds, f"{method} of rank")
+    noun = "rank"
 
     async def connect(self, deadline_seconds: float) -> None:
         """Build the process group and the model on all ranks. Raises what a rank's start raised."""
@@ -137,21 +143,10 @@ class RankFleet:
         await self._all("onload")
 
 
-@dataclass(slots=True)
-class EpisodeFleet:
+class EpisodeFleet(Fleet):
     """All episode workers; each group is played by one of them."""
 
-    actors: list[Any]
-    position: Position
-    deadline_seconds: float
-
-    async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        at = self.position
-        references = [getattr(actor, method).remote(at.epoch, at.step, *arguments) for actor in self.actors]
-        return await call_all(references, self.deadline_seconds, f"{method} of episode worker")
-
-    async def ready(self, deadline_seconds: float) -> None:
-        await call_all([actor.ready.remote() for actor in self.actors], deadline_seconds, "start of episode worker")
+    noun = "episode worker"
 
     async def begin(self) -> None:
         """Open the journal segments of the current step."""
@@ -159,30 +154,27 @@ class EpisodeFleet:
 
     async def adopt(self, adapter_sha256: str, indices: Sequence[int]) -> AdoptedStep:
         """Take over what interrupted attempts finished in the current step; the first worker does it for all."""
-        at = self.position
-        reference = self.actors[0].adopt.remote(at.epoch, at.step, adapter_sha256, list(indices))
-        return await call(reference, self.deadline_seconds, "adopt of episode worker 0")
+        adopted: AdoptedStep = await self._one(0, "adopt", adapter_sha256, list(indices))
+        return adopted
 
     async def make_canary(self, settings: PlaySettings) -> TrajectoryRef:
-        at = self.position
-        reference = self.actors[0].make_canary.remote(at.epoch, at.step, settings)
-        return await call(reference, self.deadline_seconds, "canary of episode worker 0")
+        canary: TrajectoryRef = await self._one(0, "make_canary", settings)
+        return canary
 
     async def play(
         self, order: GroupOrder, settings: PlaySettings, attempt: int
     ) -> list[TrajectoryRef | EpisodeFailure]:
         """Play samples of one training prompt."""
-        at = self.position
-        actor = self.actors[order.index % len(self.actors)]
-        reference = actor.play.remote(at.epoch, at.step, order, settings, attempt)
-        return await call(reference, self.deadline_seconds, f"group of prompt {order.index}")
+        what = f"group of prompt {order.index}"
+        results: list[TrajectoryRef | EpisodeFailure]
+        results = await self._one(order.index, "play", order, settings, attempt, what=what)
+        return results
 
     async def evaluate(self, order: GroupOrder, settings: PlaySettings) -> list[Score]:
         """Play samples of one held-out prompt."""
-        at = self.position
-        actor = self.actors[order.index % len(self.actors)]
-        reference = actor.evaluate.remote(at.epoch, at.step, order, settings)
-        return await call(reference, self.deadline_seconds, f"evaluation of prompt {order.index}")
+        what = f"evaluation of prompt {order.index}"
+        scores: list[Score] = await self._one(order.index, "evaluate", order, settings, what=what)
+        return scores
 
     async def seal(self) -> list[SealedStep]:
         """Close the segments of the current step."""
