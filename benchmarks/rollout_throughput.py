@@ -118,6 +118,9 @@ def start_argusrl(options: dict[str, Any], adapter: dict[str, str]) -> Callable[
     ref = AdapterRef(version=1, epoch=1, path=adapter["folder"], sha256=adapter["sha256"], file_sha256="")
     asyncio.run(engine.load_adapter(ref, Path(adapter["folder"])))
 
+    async def count(request: SampleRequest) -> int:
+        return sum([len(span.logprobs) async for span in engine.sample(request)])
+
     async def sample(prompts: list[Any]) -> int:
         requests = [
             SampleRequest(
@@ -132,8 +135,7 @@ def start_argusrl(options: dict[str, Any], adapter: dict[str, str]) -> Callable[
             )
             for number, prompt in enumerate(prompts)
         ]
-        groups = await asyncio.gather(*(engine.sample(request) for request in requests))
-        return sum(len(one.logprobs) for group in groups for one in group)
+        return sum(await asyncio.gather(*(count(request) for request in requests)))
 
     return lambda prompts: asyncio.run(sample(prompts))
 

@@ -10,7 +10,8 @@ ArgusError                 1   anything below; says what is wrong, with the valu
 |- FencedError             8   another driver owns this run now
 |- WorkerError             9   an engine, rank or episode worker failed and could not be replaced
 |  |- EngineError
-|  `- AdapterRefused          the engine did not prove the adapter
+|  |- AdapterRefused          the engine did not prove the adapter
+|  `- WorkerLost              its process is gone, or does not answer any more
 |- NumericsError          10   NaN or Inf where the rule says stop
 |- DeadlineError          11   a wait ran past its deadline
 `- Interrupted            75   stopped by a signal with everything sealed: run the same command to resume
@@ -79,6 +80,15 @@ class EngineError(WorkerError):
 
 class AdapterRefused(WorkerError):
     """The engine did not prove that it serves the adapter: digest or canary disagree."""
+
+
+class WorkerLost(WorkerError):
+    """The worker's process is gone, or it does not answer any more. `member` names it: "rank 1"."""
+
+    def __init__(self, message: str, hint: str = "", member: str = "") -> None:
+        super().__init__(message, hint)
+        self.args = (message, hint, member)
+        self.member = member
 
 
 class NumericsError(ArgusError):

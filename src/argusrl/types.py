@@ -125,6 +125,16 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """How far an interrupted episode had come: whole turns, then the reply that was still being sampled."""
+
+    turns: tuple[Turn, ...]
+    ids: tuple[int, ...] = ()  # [T] of the open reply, so far
+    logprobs: tuple[float, ...] = ()  # [T]
+    place: str = ""  # digest of all tokens and images before the open reply; "" if it was not kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryRef:
     """What the driver holds of a trajectory: scalars and where the record lies. No tokens, no pixels."""
 

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from argusrl.errors import AdapterRefused, EngineError
-from argusrl.rollout.engine import Canary, Completion, Engine, EngineImage, EngineSettings, SampleRequest
+from argusrl.rollout.engine import Canary, Completion, Engine, EngineImage, EngineSettings, SampleRequest, Span
 from argusrl.storage.digests import logical_digest, sha256_file
 from argusrl.storage.manifest import write_manifest
 from argusrl.types import AdapterRef, StopReason
@@ -45,6 +45,10 @@ class EngineCase:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(asyncio.wait_for(work, 120))
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        """The whole replies, in the order of their seeds."""
+        return assembled([span async for span in self.engine.sample(request)], len(request.seeds))
 
     def request(self, seeds: tuple[int, ...] = (1,), *, prompt: int = 0, images: int = 1, **changes: Any) -> Any:
         """A request with text drawn by `prompt` and that many images."""
@@ -108,6 +112,19 @@ class EngineCase:
         return ref
 
 
+def assembled(spans: list[Span], seeds: int) -> list[Completion]:
+    """What the spans of a request make of its replies; every reply must have ended."""
+    replies = []
+    for index in range(seeds):
+        own = [span for span in spans if span.index == index]
+        assert [span.stop is None for span in own] == [True] * (len(own) - 1) + [False]
+        assert all(span.ids for span in own[:-1])
+        assert all(len(span.ids) == len(span.logprobs) for span in own)
+        ids, logprobs = (sum((getattr(span, name) for span in own), ()) for name in ("ids", "logprobs"))
+        replies.append(Completion(response_ids=ids, logprobs=logprobs, stop=own[-1].stop))
+    return replies
+
+
 def picture(number: int) -> EngineImage:
     """A square of PIXELS of noise."""
     noise = np.random.default_rng(number).integers(0, 255, (PIXELS, PIXELS, 3), dtype=np.uint8)
@@ -124,38 +141,57 @@ class EngineContract:
 
     def test_equal_seeds_give_equal_tokens_and_logprobs_alone_and_in_a_crowd(self, case: EngineCase) -> None:
         async def work() -> None:
-            alone = await case.engine.sample(case.request((5, 6)))
+            alone = await case.sample(case.request((5, 6)))
             crowd = [case.request(tuple(range(8)), prompt=number) for number in range(6)]
-            groups = await asyncio.gather(*(case.engine.sample(one) for one in crowd))
+            groups = await asyncio.gather(*(case.sample(one) for one in crowd))
             assert groups[0][5:7] == alone
 
         case.run(work())
 
     def test_one_completion_per_seed_in_order_and_other_seeds_differ(self, case: EngineCase) -> None:
-        replies = case.run(case.engine.sample(case.request((1, 2, 3, 2))))
+        replies = case.run(case.sample(case.request((1, 2, 3, 2))))
         assert len(replies) == 4
         assert replies[1] == replies[3]
         assert len({reply.response_ids for reply in replies}) == 3
 
-    def test_a_continuation_from_any_part_of_a_reply_equals_the_rest(self, case: EngineCase) -> None:
+    def test_a_continuation_from_any_token_of_a_reply_equals_the_rest(self, case: EngineCase) -> None:
         async def work() -> None:
-            request = case.request(tuple(range(4)), temperature=1.3)
-            for seed, whole in zip(request.seeds, await case.engine.sample(request), strict=True):
-                for cut in {1, len(whole.response_ids) // 2, len(whole.response_ids) - 1} - {0}:
-                    (rest,) = await case.engine.sample(continued(request, seed, whole, cut))
-                    assert rest.response_ids == whole.response_ids[cut:]
-                    assert rest.logprobs == whole.logprobs[cut:]
-                    assert rest.stop == whole.stop
+            request = case.request(tuple(range(4)))
+            await continued_from_everywhere(case, request, await case.sample(request))
+            hot = replace(request, temperature=1.3)
+            await continued_from_everywhere(case, hot, await case.sample(hot))
+
+        case.run(work())
+
+    def test_a_long_reply_comes_in_several_spans_that_make_the_whole(self, case: EngineCase) -> None:
+        async def work() -> None:
+            request = case.request(tuple(range(8)), temperature=2.0, max_tokens=10**6)
+            spans = [span async for span in case.engine.sample(request)]
+            assert len(spans) > len(request.seeds)
+            assert assembled(spans, 8) == await case.sample(request)
+
+        case.run(work())
+
+    def test_a_reply_that_ended_is_not_held_back_by_its_siblings(self, case: EngineCase) -> None:
+        async def work() -> None:
+            lengths = {}
+            for seed, reply in enumerate(await case.sample(case.request(tuple(range(16)), temperature=2.0))):
+                lengths[len(reply.response_ids)] = seed
+            long, short = lengths[max(lengths)], lengths[min(lengths)]
+            assert max(lengths) > min(lengths)
+            request = case.request((long, short), temperature=2.0)
+            ends = [span.index async for span in case.engine.sample(request) if span.stop is not None]
+            assert ends == [1, 0]
 
         case.run(work())
 
     def test_greedy_does_not_depend_on_the_seed(self, case: EngineCase) -> None:
-        first, second = case.run(case.engine.sample(case.request((1, 2), temperature=0.0)))
+        first, second = case.run(case.sample(case.request((1, 2), temperature=0.0)))
         assert first == second
 
     def test_replies_have_no_banned_token_and_end_at_the_first_end_token(self, case: EngineCase) -> None:
         request = case.request(tuple(range(24)), temperature=2.0, max_tokens=40)
-        replies: list[Completion] = case.run(case.engine.sample(request))
+        replies: list[Completion] = case.run(case.sample(request))
         for reply in replies:
             assert not set(reply.response_ids) & set(case.settings.banned_ids)
             assert len(reply.logprobs) == len(reply.response_ids)
@@ -167,7 +203,7 @@ class EngineContract:
 
     def test_the_reply_ends_where_the_model_ends(self, case: EngineCase) -> None:
         request = case.request(max_tokens=10**6, temperature=2.0)
-        (reply,) = case.run(case.engine.sample(request))
+        (reply,) = case.run(case.sample(request))
         room = case.settings.max_tokens - len(request.expanded_ids)
         assert len(reply.response_ids) == room or reply.stop == StopReason.STOP
 
@@ -179,13 +215,13 @@ class EngineContract:
             before = await case.engine.progress()
             extra = (*request.expanded_ids, case.text_ids[0])
             with pytest.raises(EngineError, match=rf"{len(request.expanded_ids)} tokens.*{len(extra)}"):
-                await case.engine.sample(replace(request, expanded_ids=extra))
+                await case.sample(replace(request, expanded_ids=extra))
             other = (case.text_ids[0] + case.text_ids[1] - request.expanded_ids[0], *request.expanded_ids[1:])
             with pytest.raises(EngineError):
-                await case.engine.sample(replace(request, expanded_ids=other))
+                await case.sample(replace(request, expanded_ids=other))
             after = await case.engine.progress()
             assert after.generated_tokens == before.generated_tokens
-            assert await case.engine.sample(request)
+            assert await case.sample(request)
 
         case.run(work())
 
@@ -194,18 +230,16 @@ class EngineContract:
             good = case.request((1, 2))
             text = (case.text_ids[0],) * case.settings.max_tokens
             long = replace(good, collapsed_ids=text, expanded_ids=text, images=())
-            refused, served = await asyncio.gather(
-                case.engine.sample(long), case.engine.sample(good), return_exceptions=True
-            )
+            refused, served = await asyncio.gather(case.sample(long), case.sample(good), return_exceptions=True)
             assert isinstance(refused, EngineError)
             assert str(case.settings.max_tokens) in str(refused)
-            assert served == await case.engine.sample(good)
+            assert served == await case.sample(good)
 
         case.run(work())
 
     def test_a_version_that_is_not_loaded_is_refused(self, case: EngineCase) -> None:
         with pytest.raises(EngineError, match="9999"):
-            case.run(case.engine.sample(case.request(adapter_version=9999)))
+            case.run(case.sample(case.request(adapter_version=9999)))
 
     # ---- images
 
@@ -214,9 +248,9 @@ class EngineContract:
             request = case.request(prompt=500, images=2)
             bare = tuple(replace(image, data=None) for image in request.images)
             with pytest.raises(EngineError, match=r"^unknown image"):
-                await case.engine.sample(replace(request, images=bare))
-            sent = await case.engine.sample(request)
-            assert await case.engine.sample(replace(request, images=bare)) == sent
+                await case.sample(replace(request, images=bare))
+            sent = await case.sample(request)
+            assert await case.sample(replace(request, images=bare)) == sent
 
         case.run(work())
 
@@ -224,14 +258,14 @@ class EngineContract:
         async def work() -> None:
             request = case.request(tuple(range(8)))
             other = replace(request, images=(picture(123456),))
-            assert await case.engine.sample(request) != await case.engine.sample(other)
+            assert await case.sample(request) != await case.sample(other)
 
         case.run(work())
 
     def test_text_alone_is_served_too(self, case: EngineCase) -> None:
         request = case.request((1, 2), images=0)
         assert request.collapsed_ids == request.expanded_ids
-        assert len(case.run(case.engine.sample(request))) == 2
+        assert len(case.run(case.sample(request))) == 2
 
     # ---- adapters
 
@@ -250,9 +284,9 @@ class EngineContract:
     def test_a_newer_version_takes_the_place_of_the_older(self, case: EngineCase) -> None:
         async def work() -> None:
             older, newer = await case.load(), await case.load()
-            assert await case.engine.sample(case.request(adapter_version=newer.version))
+            assert await case.sample(case.request(adapter_version=newer.version))
             with pytest.raises(EngineError, match=str(older.version)):
-                await case.engine.sample(case.request(adapter_version=older.version))
+                await case.sample(case.request(adapter_version=older.version))
 
         case.run(work())
 
@@ -268,11 +302,11 @@ class EngineContract:
         async def work() -> None:
             older = await case.load()
             request = case.request(tuple(range(8)), temperature=2.0, max_tokens=60, adapter_version=older.version)
-            undisturbed = await case.engine.sample(request)
-            under_way = asyncio.create_task(case.engine.sample(request))
+            undisturbed = await case.sample(request)
+            under_way = asyncio.create_task(case.sample(request))
             await until_running(case.engine)
             newer = await case.load()
-            beside = await case.engine.sample(replace(request, adapter_version=newer.version))
+            beside = await case.sample(replace(request, adapter_version=newer.version))
             assert await under_way == undisturbed
             assert beside != undisturbed
 
@@ -285,14 +319,14 @@ class EngineContract:
         async def work() -> None:
             good = await case.load()
             request = case.request((1, 2), adapter_version=good.version)
-            before = await case.engine.sample(request)
+            before = await case.sample(request)
             ref, folder = bad_adapter(case, fault)
             with pytest.raises(AdapterRefused, match=f"version {ref.version}"):
                 await case.engine.load_adapter(ref, folder)
-            assert await case.engine.sample(request) == before
+            assert await case.sample(request) == before
             assert (await case.engine.progress()).adapter_version == good.version
             with pytest.raises(EngineError, match=str(ref.version)):
-                await case.engine.sample(replace(request, adapter_version=ref.version))
+                await case.sample(replace(request, adapter_version=ref.version))
 
         case.run(work())
 
@@ -302,13 +336,13 @@ class EngineContract:
         async def work() -> None:
             long = case.request(tuple(range(8)), temperature=2.0, max_tokens=10**6)
             before = await case.engine.progress()
-            call = asyncio.create_task(case.engine.sample(long))
+            call = asyncio.create_task(case.sample(long))
             await until_running(case.engine)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            served = await case.engine.sample(case.request())
-            assert served == await case.engine.sample(case.request())
+            served = await case.sample(case.request())
+            assert served == await case.sample(case.request())
             progress = await case.engine.progress()
             assert progress.running_requests == 0
             assert progress.generated_tokens > before.generated_tokens + 2 * len(served[0].response_ids)
@@ -317,44 +351,72 @@ class EngineContract:
 
     def test_sleep_is_refused_while_requests_run_and_requests_while_asleep(self, case: EngineCase) -> None:
         async def work() -> None:
-            call = asyncio.create_task(
-                case.engine.sample(case.request(tuple(range(8)), temperature=2.0, max_tokens=100))
-            )
+            call = asyncio.create_task(case.sample(case.request(tuple(range(8)), temperature=2.0, max_tokens=100)))
             await until_running(case.engine)
             with pytest.raises(EngineError, match="sleep"):
                 await case.engine.sleep()
             await call
-            before = await case.engine.sample(case.request())
+            before = await case.sample(case.request())
             await case.engine.sleep()
             ref, folder = case.publish()
             with pytest.raises(EngineError, match="asleep"):
-                await case.engine.sample(case.request())
+                await case.sample(case.request())
             with pytest.raises(EngineError, match="asleep"):
                 await case.engine.load_adapter(ref, folder)
             with pytest.raises(EngineError, match="weights"):
                 await case.engine.wake_cache()
             await case.engine.wake_weights()
             with pytest.raises(EngineError, match="cache"):
-                await case.engine.sample(case.request())
+                await case.sample(case.request())
             await case.engine.load_adapter(ref, folder)
             await case.engine.wake_cache()
-            assert await case.engine.sample(case.request()) == before
-            assert await case.engine.sample(case.request(adapter_version=ref.version))
+            assert await case.sample(case.request()) == before
+            assert await case.sample(case.request(adapter_version=ref.version))
+
+        case.run(work())
+
+    def test_closing_the_iterator_aborts_in_the_engine(self, case: EngineCase) -> None:
+        async def work() -> None:
+            spans = case.engine.sample(case.request((1, 2, 3, 4), temperature=2.0, max_tokens=10**6))
+            async for span in spans:
+                if span.ids:
+                    break
+            await spans.aclose()  # type: ignore[attr-defined]
+            await case.sample(case.request())
+            assert (await case.engine.progress()).running_requests == 0
 
         case.run(work())
 
     def test_progress_counts_tokens_and_requests(self, case: EngineCase) -> None:
         async def work() -> None:
             before = await case.engine.progress()
-            replies = await case.engine.sample(case.request((1, 2, 3)))
+            replies = await case.sample(case.request((1, 2, 3)))
             after = await case.engine.progress()
             tokens = sum(len(reply.response_ids) for reply in replies)
             assert after.generated_tokens - before.generated_tokens == tokens
             assert after.finished_requests - before.finished_requests == 3
             assert after.prompt_tokens - before.prompt_tokens == 3 * len(case.request().expanded_ids)
             assert after.running_requests == 0
+            assert after.steps - before.steps >= max(len(reply.response_ids) for reply in replies)
 
         case.run(work())
+
+
+async def continued_from_everywhere(case: EngineCase, request: SampleRequest, replies: list[Completion]) -> None:
+    """Cut every reply after each of its tokens and compare what the engine of `case` makes of the rest."""
+    first = await case.sample(request)  # makes the images known
+    assert first == replies
+    cuts = [
+        (seed, whole, cut)
+        for seed, whole in zip(request.seeds, replies, strict=True)
+        for cut in range(1, len(whole.response_ids))
+    ]
+    assert cuts
+    rests = await asyncio.gather(*(case.sample(continued(request, *one)) for one in cuts))
+    for (_, whole, cut), (rest,) in zip(cuts, rests, strict=True):
+        assert rest.response_ids == whole.response_ids[cut:]
+        assert rest.logprobs == whole.logprobs[cut:]
+        assert rest.stop == whole.stop
 
 
 def continued(request: SampleRequest, seed: int, reply: Completion, cut: int) -> SampleRequest:

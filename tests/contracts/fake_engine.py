@@ -7,8 +7,8 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,23 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from argusrl.errors import AdapterRefused, CorruptionError, EngineError
-from argusrl.rollout.engine import Canary, Completion, EngineImage, EngineProgress, EngineSettings, SampleRequest
+from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.storage.digests import logical_digest
 from argusrl.storage.manifest import has_manifest, read_manifest
 from argusrl.types import AdapterRef, StopReason
+
+
+@dataclass
+class _Reply:
+    index: int
+    seed: int
+    ids: list[int]  # the prompt's before them
+    fresh: list[tuple[int, float]] = field(default_factory=list)  # tokens that were not handed out yet
+
+    def span(self, stop: StopReason | None) -> Span:
+        fresh, self.fresh = self.fresh, []
+        ids, logprobs = zip(*fresh, strict=True)
+        return Span(index=self.index, ids=ids, logprobs=logprobs, stop=stop)
 
 
 class FakeEngine:
@@ -33,11 +46,13 @@ class FakeEngine:
         tokens_per_image: int,
         vocabulary: int,
         lora_modules: Sequence[str],
+        span_tokens: int = 3,
     ) -> None:
         self._settings = settings
         self._image_pad = image_pad
         self._tokens_per_image = tokens_per_image
         self._vocabulary = vocabulary
+        self._span_tokens = span_tokens
         self._names = {f"base_model.model.{name}.lora_{part}.weight" for name in lora_modules for part in "AB"}
         self._known_images: set[str] = set()
         self._live: AdapterRef | None = None
@@ -45,15 +60,24 @@ class FakeEngine:
         self._closed = False
         self._progress = EngineProgress()
 
-    async def sample(self, request: SampleRequest) -> list[Completion]:
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
         context = self._context(request, request.adapter_version)
-        self._add(running_requests=len(request.seeds))
+        replies = [_Reply(index, seed, list(request.expanded_ids)) for index, seed in enumerate(request.seeds)]
+        running = list(replies)
+        self._add(running_requests=len(running), steps=1)
         try:
-            replies = await asyncio.gather(*(self._reply(request, seed, context) for seed in request.seeds))
+            while running:
+                for reply in list(running):
+                    stop = self._grow(request, reply, context)
+                    if stop is not None:
+                        running.remove(reply)
+                        self._add(running_requests=-1, finished_requests=1, prompt_tokens=len(request.expanded_ids))
+                    if stop is not None or len(reply.fresh) == self._span_tokens:
+                        yield reply.span(stop)
+                self._add(steps=1)
+                await asyncio.sleep(0)
         finally:
-            self._add(running_requests=-len(request.seeds))
-        self._add(finished_requests=len(request.seeds), prompt_tokens=len(request.seeds) * len(request.expanded_ids))
-        return list(replies)
+            self._add(running_requests=-len(running))
 
     async def score(self, canary: Canary, adapter_version: int | None) -> list[float]:
         request = SampleRequest(
@@ -132,23 +156,21 @@ class FakeEngine:
         pad = self._image_pad
         return tuple(one for token in ids for one in [token] * (self._tokens_per_image if token == pad else 1))
 
-    async def _reply(self, request: SampleRequest, seed: int, context: str) -> Completion:
-        ids, logprobs = list(request.expanded_ids), []
-        limit = min(request.max_tokens, self._settings.max_tokens - len(ids))
-        while len(logprobs) < limit:
-            table = self._logprobs(context, ids, request.temperature or 1.0, self._settings.banned_ids)
-            noise = random.Random(f"{seed} {len(ids)}")
-            gumbel = [-math.log(-math.log(noise.uniform(1e-12, 1 - 1e-12))) for _ in table]
-            scale = 1.0 if request.temperature else 0.0
-            token = max(table, key=lambda one: table[one] + scale * gumbel[one])
-            ids.append(token)
-            logprobs.append(table[token])
-            self._add(generated_tokens=1)
-            await asyncio.sleep(0)
-            if token in self._settings.end_ids:
-                break
-        stop = StopReason.STOP if ids[-1] in self._settings.end_ids else StopReason.LENGTH
-        return Completion(response_ids=tuple(ids[len(request.expanded_ids) :]), logprobs=tuple(logprobs), stop=stop)
+    def _grow(self, request: SampleRequest, reply: _Reply, context: str) -> StopReason | None:
+        """Sample one token; why it was the last one."""
+        table = self._logprobs(context, reply.ids, request.temperature or 1.0, self._settings.banned_ids)
+        noise = random.Random(f"{reply.seed} {len(reply.ids)}")
+        gumbel = [-math.log(-math.log(noise.uniform(1e-12, 1 - 1e-12))) for _ in table]
+        scale = 1.0 if request.temperature else 0.0
+        token = max(table, key=lambda one: table[one] + scale * gumbel[one])
+        reply.ids.append(token)
+        reply.fresh.append((token, table[token]))
+        self._add(generated_tokens=1)
+        if token in self._settings.end_ids:
+            return StopReason.STOP
+        sampled = len(reply.ids) - len(request.expanded_ids)
+        full = sampled == request.max_tokens or len(reply.ids) == self._settings.max_tokens
+        return StopReason.LENGTH if full else None
 
     def _logprobs(
         self, context: str, ids: Sequence[int], temperature: float, banned: Sequence[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from argusrl.errors import AdapterRefused, EngineError
 from argusrl.rollout.engine import EngineSettings, SampleRequest
+from argusrl.rollout.sequences import RunningSequence
 from argusrl.storage.digests import logical_digest
 from argusrl.storage.manifest import write_manifest
 from argusrl.types import AdapterRef
-from contracts.engine_contract import PIXELS, EngineCase, EngineContract
+from contracts.engine_contract import PIXELS, EngineCase, EngineContract, continued_from_everywhere
 from contracts.fake_engine import FakeEngine
 
 RANK, ALPHA = 16, 24.0  # a scale that is no power of two must be undone exactly, too
@@ -47,24 +49,36 @@ def settings(model: str) -> EngineSettings:
     )
 
 
+@contextmanager
+def running_fake(folder: Path) -> Iterator[EngineCase]:
+    shapes = {"model.layers.0.q_proj": (8, 8), "model.layers.0.v_proj": (8, 4)}
+    chosen = settings("none")
+    engine = FakeEngine(chosen, image_pad=6, tokens_per_image=4, vocabulary=64, lora_modules=tuple(shapes))
+    yield EngineCase(
+        engine=engine,
+        settings=chosen,
+        image_start=3,
+        image_pad=6,
+        image_end=4,
+        tokens_per_image=4,
+        text_ids=range(10, 60),
+        lora_shapes=shapes,
+        folder=folder,
+    )
+    asyncio.run(engine.close())
+
+
 class TestFakeEngine(EngineContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> Iterator[EngineCase]:
-        shapes = {"model.layers.0.q_proj": (8, 8), "model.layers.0.v_proj": (8, 4)}
-        chosen = settings("none")
-        engine = FakeEngine(chosen, image_pad=6, tokens_per_image=4, vocabulary=64, lora_modules=tuple(shapes))
-        yield EngineCase(
-            engine=engine,
-            settings=chosen,
-            image_start=3,
-            image_pad=6,
-            image_end=4,
-            tokens_per_image=4,
-            text_ids=range(10, 60),
-            lora_shapes=shapes,
-            folder=tmp_path,
-        )
-        asyncio.run(engine.close())
+        with running_fake(tmp_path) as case:
+            yield case
+
+    def test_another_engine_continues_from_any_token(self, case: EngineCase, tmp_path: Path) -> None:
+        request = case.request(tuple(range(4)))
+        replies = case.run(case.sample(request))
+        with running_fake(tmp_path) as other:
+            other.run(continued_from_everywhere(other, request, replies))
 
 
 @contextmanager
@@ -106,7 +120,7 @@ def running_vllm(tiny_model: Path, folder: Path, **changes: Any) -> Iterator[Eng
     yield case
     case.run(engine.close())
     with pytest.raises(EngineError, match="closed"):
-        case.run(engine.sample(case.request()))
+        case.run(case.sample(case.request()))
 
 
 @pytest.mark.engine
@@ -134,7 +148,7 @@ class TestVllmEngine(EngineContract):
         version = case.run(case.load()).version if adapted else None
         request = case.request(tuple(range(8)), images=2, temperature=temperature, adapter_version=version)
         canary = case.canary()
-        replies = case.run(case.engine.sample(request))
+        replies = case.run(case.sample(request))
         scores = case.run(case.engine.score(canary, version))
         reference = Reference(case, version)
         for reply in replies:
@@ -172,12 +186,12 @@ class TestVllmFullParameters:
 
     def test_new_weights_are_served_and_nothing_of_the_old_ones_is_left_in_a_cache(self, case: EngineCase) -> None:
         request = case.request(tuple(range(4)), images=2)
-        base = case.run(case.engine.sample(request))
+        base = case.run(case.sample(request))
         for _ in range(2):
             ref, folder = self.publish(case)
             assert case.run(case.engine.load_adapter(ref, folder)) == ref.sha256
             asked = replace(request, adapter_version=ref.version)
-            replies = case.run(case.engine.sample(asked))
+            replies = case.run(case.sample(asked))
             reference = Reference(case, None, load_file(folder / "model.safetensors"))
             for reply in replies:
                 expected = reference.logprobs(asked, reply.response_ids, 1.0, case.settings.banned_ids)
@@ -188,16 +202,52 @@ class TestVllmFullParameters:
     def test_without_the_base_model_a_request_needs_a_version(self, case: EngineCase) -> None:
         case.run(case.engine.load_adapter(*self.publish(case)))
         with pytest.raises(EngineError, match="base model"):
-            case.run(case.engine.sample(case.request()))
+            case.run(case.sample(case.request()))
 
     def test_a_part_of_a_fused_module_is_refused_and_changes_nothing(self, case: EngineCase) -> None:
         good, folder = self.publish(case)
         case.run(case.engine.load_adapter(good, folder))
         request = case.request((1, 2), adapter_version=good.version)
-        before = case.run(case.engine.sample(request))
+        before = case.run(case.sample(request))
         with pytest.raises(AdapterRefused, match="k_proj"):
             case.run(case.engine.load_adapter(*self.publish(case, without=".k_proj.")))
-        assert case.run(case.engine.sample(request)) == before
+        assert case.run(case.sample(request)) == before
+
+
+@pytest.mark.engine
+class TestVllmContinued:
+    def test_another_engine_continues_from_any_token(self, tiny_model: Path, tmp_path: Path) -> None:
+        with running_vllm(tiny_model, tmp_path) as case:
+            request = replace(case.request(tuple(range(4))), adapter_version=case.run(case.load()).version)
+            replies = case.run(case.sample(request))
+        (tmp_path / "other").mkdir()
+        with running_vllm(tiny_model, tmp_path / "other") as other:
+            ref, folder = other.publish()  # the same numbers: they are drawn from the version
+            other.run(other.engine.load_adapter(ref, folder))
+            other.run(continued_from_everywhere(other, request, replies))
+
+    def test_a_log_probability_that_is_no_number_costs_its_request_alone(
+        self, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with running_vllm(tiny_model, tmp_path) as case:
+            good, bad = case.request(tuple(range(4))), case.request(tuple(range(4)), prompt=1)
+            expected = case.run(case.sample(good))
+            original = RunningSequence.take
+
+            def take(sequence: RunningSequence, output: Any = None) -> Any:
+                piece = original(sequence, output)
+                poisoned = piece is not None and sequence.state.external_req_id.startswith("p1#")
+                return replace(piece, logprobs=(math.nan,) * len(piece.ids)) if poisoned else piece
+
+            monkeypatch.setattr(RunningSequence, "take", take)
+
+            async def work() -> None:
+                served, refused = await asyncio.gather(case.sample(good), case.sample(bad), return_exceptions=True)
+                assert served == expected
+                assert isinstance(refused, EngineError)
+                assert "request p1: the model gave a sampled token" in str(refused)
+
+            case.run(work())
 
 
 @pytest.mark.engine
@@ -211,7 +261,7 @@ class TestVllmThatDies:
             case.engine._engine.step = fail  # type: ignore[attr-defined]
 
             async def work() -> None:
-                calls = (case.engine.sample(case.request(prompt=number)) for number in range(3))
+                calls = (case.sample(case.request(prompt=number)) for number in range(3))
                 for outcome in await asyncio.gather(*calls, return_exceptions=True):
                     assert isinstance(outcome, EngineError)
                     assert "out of memory" in str(outcome)

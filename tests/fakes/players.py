@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import selectors
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from argusrl.environments.base import StepResult
 from argusrl.rewards.base import Scorable
-from argusrl.rollout.engine import Completion, SampleRequest
+from argusrl.rollout.engine import Completion, SampleRequest, Span
 from argusrl.rollout.rendering import Rendered
 from argusrl.types import Image, ImageRef, Message, Prompt, StopReason, TrajectoryKey, Turn
 
@@ -17,6 +19,8 @@ TOKENS_PER_IMAGE = 3
 
 class CharacterRenderer:
     """One token per character; an image is one placeholder, three tokens when expanded."""
+
+    end_ids = (END,)
 
     def first(self, messages: Sequence[Message]) -> Rendered:
         return self._render(messages, "")
@@ -48,7 +52,7 @@ class ScriptedEngine:
         self.requests: list[SampleRequest] = []
         self.cancelled = 0
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[tuple[int, Completion]]:
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
         number = len(self.requests)
         self.requests.append(request)
         for index, seed in enumerate(request.seeds):
@@ -62,10 +66,58 @@ class ScriptedEngine:
                 raise
             if isinstance(answer, Exception):
                 raise answer
-            yield index, answer
+            yield Span(index=index, ids=answer.response_ids, logprobs=answer.logprobs, stop=answer.stop)
 
 
 HANG = Completion(response_ids=(), logprobs=(), stop=StopReason.ABORTED)
+
+
+class NoiseEngine:
+    """Draws each token from (seed, tokens before it), one per seed and `seconds`, as the real engine's noise does."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+        self.requests: list[SampleRequest] = []
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
+        self.requests.append(request)
+        left = set(range(len(request.seeds)))
+        for number in range(request.max_tokens):
+            await asyncio.sleep(self.seconds)
+            for index in sorted(left):
+                draw = random.Random(f"{request.seeds[index]} {len(request.expanded_ids) + number}")
+                token = END if draw.random() < 0.1 else ord(draw.choice("abcd"))
+                stop = StopReason.LENGTH if number == request.max_tokens - 1 else None
+                if token == END:
+                    stop = StopReason.STOP
+                if stop is not None:
+                    left.remove(index)
+                yield Span(index=index, ids=(token,), logprobs=(-draw.random(),), stop=stop)
+            if not left:
+                return
+
+
+class _ImpatientSelector(selectors.SelectSelector):
+    """Lets the clock jump instead of waiting."""
+
+    loop: ImpatientLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.loop.now += timeout or 0.0
+        return super().select(None if timeout is None else 0)
+
+
+class ImpatientLoop(asyncio.SelectorEventLoop):
+    """An event loop in which sleeping takes no time, and the same happens every time. For code without threads."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = _ImpatientSelector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
 
 
 def reply(text: str, stop: StopReason = StopReason.STOP) -> Completion:
@@ -139,6 +191,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.turns: list[tuple[TrajectoryKey, int, Turn]] = []
+        self.partials: list[tuple[TrajectoryKey, int, int, list[int]]] = []
         self.images: list[str] = []
 
     def image(self, image: Image) -> ImageRef:
@@ -147,3 +200,15 @@ class Notes:
 
     def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
         self.turns.append((key, index, turn))
+
+    def partial(
+        self,
+        key: TrajectoryKey,
+        turn_index: int,
+        offset: int,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        **_: object,
+    ) -> None:
+        assert len(ids) == len(logprobs) > 0
+        self.partials.append((key, turn_index, offset, list(ids)))

@@ -348,6 +348,26 @@ class RecoverySection(Section):
     """Length of that window."""
     grace_seconds: Seconds = 20.0
     """Time to seal everything after SIGTERM or Ctrl-C."""
+    driver_silence_seconds: Seconds = 60.0
+    """A driver whose heartbeat is older than this is killed and restarted."""
+    max_heals: Natural = 100
+    """Engines, ranks and episode workers are re-made in the running driver at most this often per window."""
+    hang_seconds: Seconds = 60.0
+    """A worker that for so long neither makes progress nor answers is taken for hung and replaced."""
+    standby_engines: Natural = 1
+    """Engines kept started beside those that work, to take the place of one that dies at once; 0 is off."""
+    min_ranks: Count | None = None
+    """Go on with as few ranks as this while a lost one is missing; null waits for its replacement."""
+    node_wait_seconds: Seconds = 1800.0
+    """Wait at most so long for the replacement of a lost node."""
+    storage_wait_seconds: Seconds = 600.0
+    """Wait at most so long for a run folder that went away, or a full disk that somebody empties."""
+    min_free_bytes: Natural = 64 << 20
+    """A step begins only with so much free space in the run folder, on top of what the step itself writes."""
+    max_sample_attempts: Count = 3
+    """A sample that ended the same step this often is left out of it, with a record."""
+    orphan_seconds: Seconds = 600.0
+    """Workers without a driver for so long end themselves."""
 
 
 class Config(Section):

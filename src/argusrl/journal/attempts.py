@@ -8,6 +8,7 @@ import msgspec
 
 from argusrl.errors import CorruptionError
 from argusrl.journal.epochs import numbered
+from argusrl.storage.files import exists, read_file
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import make_folder, publish_file, replace_file, storage_faults
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
@@ -74,7 +75,7 @@ def write_verdict(run: RunFolder, attempt: int, verdict: Verdict) -> Verdict:
 def read_verdict(run: RunFolder, attempt: int) -> Verdict | None:
     """None while the attempt has no verdict. Raises CorruptionError if it is damaged."""
     path = run.attempt(attempt) / "verdict.json"
-    if not path.exists():
+    if not exists(path):
         return None
     try:
         return msgspec.convert(read_sealed(path), Verdict)
@@ -91,7 +92,7 @@ def read_heartbeat(run: RunFolder, attempt: int) -> Heartbeat | None:
     """None before the first one. Raises CorruptionError."""
     path = run.attempt(attempt) / "heartbeat.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Heartbeat)
+        return msgspec.json.decode(read_file(path), type=Heartbeat)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:

@@ -16,6 +16,7 @@ from argusrl.errors import CorruptionError, FencedError, StorageError
 from argusrl.journal.epochs import Epoch, numbered
 from argusrl.journal.segments import SealedSegment
 from argusrl.storage.digests import sha256_bytes
+from argusrl.storage.files import exists, read_file
 from argusrl.storage.layout import FORMAT_VERSION, RunFolder
 from argusrl.storage.publish import encode_line, publish_file, read_lines, replace_file
 from argusrl.storage.sealed_json import decode_sealed, encode_sealed
@@ -85,7 +86,7 @@ class CommitChain:
             step = -1 if self._head is None else self._head.step
             if max(numbered(self._run.commits, ".json"), default=-1) <= step:
                 return self._head
-            if not self._run.commit(step + 1).exists():
+            if not exists(self._run.commit(step + 1)):
                 raise CorruptionError(f"{self._run.commit(step + 1)} is missing, later commits exist")
 
     def read(self, step: int) -> Commit:
@@ -96,7 +97,7 @@ class CommitChain:
         """One commit and the sha256 of its file (what a checkpoint's manifest names)."""
         path = self._run.commit(step)
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError:
             raise CorruptionError(f"{path} is missing") from None
         return decode_commit(data, path), sha256_bytes(data)
@@ -162,7 +163,7 @@ class CommitChain:
 
     def _step_forward(self) -> bool:
         step = 0 if self._head is None else self._head.step + 1
-        if not self._run.commit(step).exists():
+        if not exists(self._run.commit(step)):
             return False
         commit, sha256 = self.read_bytes(step)
         check_link(self._head, self._head_sha256, commit, self._run.commit(step))

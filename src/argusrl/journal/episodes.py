@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from argusrl.journal.records import (
     decode_record,
     encode_record,
 )
+from argusrl.journal.running import RunningEpisodes
 from argusrl.journal.segments import (
     Location,
     SealedSegment,
@@ -29,7 +30,17 @@ from argusrl.journal.segments import (
     read_segment,
 )
 from argusrl.storage.layout import RunFolder
-from argusrl.types import EpisodeEnd, EpisodeFailure, Image, ImageRef, Trajectory, TrajectoryKey, TrajectoryRef, Turn
+from argusrl.types import (
+    EpisodeEnd,
+    EpisodeFailure,
+    Image,
+    ImageRef,
+    Trajectory,
+    TrajectoryKey,
+    TrajectoryRef,
+    Turn,
+    Unfinished,
+)
 
 _SEGMENT_NAME = re.compile(r"(?P<writer>.+)\.e(?P<epoch>\d{4,})\.seg")
 
@@ -49,6 +60,7 @@ class Leftovers:
     trajectories: tuple[TrajectoryRef, ...]  # in this journal's own segment now
     foreign: int  # finished under another adapter: they do not count
     damaged: tuple[str, ...]  # what could not be read, one line each: for an event
+    unfinished: Mapping[TrajectoryKey, Unfinished] = field(default_factory=dict)  # images stay where they were
 
 
 class EpisodeJournal:
@@ -103,9 +115,10 @@ class EpisodeJournal:
         *,
         adapter_version: int,
         adapter_sha256: str,
+        place: str = "",
         attempt: int = 0,
     ) -> None:
-        """Tokens `offset` … of a reply that is still being sampled."""
+        """Tokens `offset` … of a reply that is still being sampled; `place` tells what it follows."""
         self._append(
             Partial(
                 key=key,
@@ -116,6 +129,7 @@ class EpisodeJournal:
                 logprobs=tuple(logprobs),
                 adapter_version=adapter_version,
                 adapter_sha256=adapter_sha256,
+                place=place,
             )
         )
 
@@ -149,31 +163,44 @@ class EpisodeJournal:
         self._images.abandon()
         self._segment.abandon()
 
-    def adopt(self, adapter_sha256: str) -> Leftovers:
-        """Copy finished trajectories that lower epochs left for this step, with their images; durable on return.
+    def adopt(self, adapter_sha256: str, *, finished: bool = True, unfinished: bool = True) -> Leftovers:
+        """What lower epochs left for this step, sampled under `adapter_sha256` (the committed adapter before it).
 
-        Only trajectories sampled under `adapter_sha256` (the committed adapter before this step) count. The first one
-        of each key wins, in order of epoch, writer and offset. What is torn or damaged is left out and reported.
+        `finished`: copy finished trajectories with their images into this journal, durable on return. The first one
+        of each key wins, in order of epoch, writer and offset. `unfinished`: read how far the others had come; this
+        writes nothing, and whoever continues one records it again. One worker adopts what finished, every worker may
+        read what did not. What is torn or damaged is left out and reported, never raised.
         """
         refs: dict[TrajectoryKey, TrajectoryRef] = {}
         damaged: list[str] = []
         foreign = 0
+        running = RunningEpisodes(adapter_sha256)
         for path in _segments_below(self.run.trajectories(self.step), self.epoch):
             try:
-                for record in read_records(path, require_sealed=False):
-                    if not isinstance(record, Finished) or record.trajectory.key in refs:
+                for record in read_records(path, require_sealed=False, on_torn=damaged.append):
+                    if not isinstance(record, Finished):
+                        if unfinished:
+                            running.follow(record)
                         continue
-                    if any(turn.adapter_sha256 != adapter_sha256 for turn in record.trajectory.turns):
+                    ours = all(turn.adapter_sha256 == adapter_sha256 for turn in record.trajectory.turns)
+                    running.finished(record.trajectory.key, counts=ours)
+                    if not ours:
                         foreign += 1
-                        continue
-                    try:
-                        refs[record.trajectory.key] = self._copy(record)
-                    except CorruptionError as error:
-                        damaged.append(f"{record.trajectory.key}: {error.message}")
+                    elif finished and record.trajectory.key not in refs:
+                        try:
+                            refs[record.trajectory.key] = self._copy(record)
+                        except CorruptionError as error:
+                            damaged.append(f"{record.trajectory.key}: {error.message}")
             except CorruptionError as error:
                 damaged.append(error.message)
-        self.sync()
-        return Leftovers(trajectories=tuple(refs.values()), foreign=foreign, damaged=tuple(damaged))
+        if finished:
+            self.sync()
+        return Leftovers(
+            trajectories=tuple(refs.values()),
+            foreign=foreign,
+            damaged=tuple(damaged),
+            unfinished=running.unfinished(),
+        )
 
     def _copy(self, record: Finished) -> TrajectoryRef:
         turns = tuple(
@@ -207,9 +234,9 @@ def trajectory_ref(trajectory: Trajectory, segment: str, location: Location, ima
     )
 
 
-def read_records(path: Path, *, require_sealed: bool) -> Iterator[Record]:
+def read_records(path: Path, *, require_sealed: bool, on_torn: Callable[[str], None] | None = None) -> Iterator[Record]:
     """The decoded records of a segment, as read_segment gives them."""
-    for _, payload in read_segment(path, require_sealed=require_sealed):
+    for _, payload in read_segment(path, require_sealed=require_sealed, on_torn=on_torn):
         yield decode_record(payload)
 
 

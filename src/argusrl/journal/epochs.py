@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from argusrl.errors import FencedError
+from argusrl.storage.files import list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed
@@ -29,31 +30,50 @@ class Epoch:
         """Raises FencedError if a higher epoch was claimed: another driver owns the run."""
         newest = newest_epoch(self.run)
         if newest > self.number:
-            raise FencedError(
-                f"{self.run.path} is driven by epoch {newest} now, this driver holds epoch {self.number}",
-                "let the newer driver go on; `argusrl runs show` says where it runs",
-            )
+            raise _fenced(self, newest)
 
 
 def claim_epoch(run: RunFolder, info: Mapping[str, Any] | None = None) -> Epoch:
     """Claim the next free epoch. Its record holds host, pid, time, nonce and `info`. Raises StorageError."""
-    nonce = secrets.token_hex(16)
     number = newest_epoch(run) + 1
     while True:
-        record = {
-            "epoch": number,
-            "nonce": nonce,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "time": time.time(),
-            **(info or {}),
-        }
         try:
-            publish_file(run.epoch(number), encode_sealed(record))
+            return _claim(run, number, info)
         except FileExistsError:
             number += 1
-        else:
-            return Epoch(run, number, nonce)
+
+
+def renew_epoch(epoch: Epoch, info: Mapping[str, Any] | None = None) -> Epoch:
+    """The epoch after `epoch`, for its own holder: what a driver claims to heal itself.
+
+    Raises FencedError if anybody claimed since: a driver that lost its run must not take it back. Raises StorageError.
+    """
+    try:
+        epoch.check()
+        return _claim(epoch.run, epoch.number + 1, info)
+    except FileExistsError:
+        raise _fenced(epoch, epoch.number + 1) from None
+
+
+def _claim(run: RunFolder, number: int, info: Mapping[str, Any] | None) -> Epoch:
+    nonce = secrets.token_hex(16)
+    record = {
+        "epoch": number,
+        "nonce": nonce,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        **(info or {}),
+    }
+    publish_file(run.epoch(number), encode_sealed(record))
+    return Epoch(run, number, nonce)
+
+
+def _fenced(epoch: Epoch, newest: int) -> FencedError:
+    return FencedError(
+        f"{epoch.run.path} is driven by epoch {newest} now, this driver holds epoch {epoch.number}",
+        "let the newer driver go on; `argusrl runs show` says where it runs",
+    )
 
 
 def newest_epoch(run: RunFolder) -> int:
@@ -63,9 +83,7 @@ def newest_epoch(run: RunFolder) -> int:
 
 def numbered(folder: Path, suffix: str = "") -> list[int]:
     """The numbers that name entries of a folder (`0003.json`), ascending; other names are ignored."""
-    if not folder.is_dir():
-        return []
-    names = (path.name for path in folder.iterdir())
+    names = (path.name for path in list_folder(folder))
     return sorted(int(name.removesuffix(suffix)) for name in names if _is_number(name, suffix))
 
 

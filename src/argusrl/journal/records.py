@@ -49,6 +49,7 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     logprobs: tuple[float, ...]  # as many as ids
     adapter_version: int
     adapter_sha256: str
+    place: str = ""  # digest of all tokens and images before the reply, so that it is continued there alone
     version: int = RECORD_VERSION
 
 

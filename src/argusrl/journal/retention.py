@@ -17,6 +17,7 @@ from pathlib import Path
 from argusrl.errors import CorruptionError
 from argusrl.journal.commits import Commit, CommitChain
 from argusrl.journal.epochs import newest_epoch, numbered
+from argusrl.storage.files import exists, list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.manifest import MANIFEST, has_manifest, read_manifest
 from argusrl.storage.publish import publish_file, storage_faults
@@ -92,8 +93,9 @@ def sweep_temporaries(run: RunFolder) -> list[str]:
     """Delete what died while it was being published. Call it after claiming an epoch, before any actor starts."""
     removed: list[str] = []
     for parent in (run.adapters, run.checkpoints):
-        for path in sorted(parent.glob(".*.tmp")):
-            _remove(run, path, removed)
+        for path in list_folder(parent):
+            if path.name.startswith(".") and path.name.endswith(".tmp"):
+                _remove(run, path, removed)
     return removed
 
 
@@ -107,7 +109,7 @@ def durable_checkpoints(run: RunFolder, chain: CommitChain) -> list[Checkpoint]:
             commit_sha256 = read_manifest(path).get("commit_sha256")
         except CorruptionError:
             continue  # verify reports it; a restart takes the one before
-        if run.commit(step).exists() and chain.read_bytes(step)[1] == commit_sha256:
+        if exists(run.commit(step)) and chain.read_bytes(step)[1] == commit_sha256:
             found.append(Checkpoint(step, epoch, path))
     return sorted(found)
 
@@ -120,7 +122,7 @@ def retired_record(run: RunFolder, relative: str) -> Path:
 def is_retired(run: RunFolder, relative: str) -> bool:
     """Whether `relative` was deleted on purpose. Raises CorruptionError if the record is damaged."""
     path = retired_record(run, relative)
-    return path.exists() and read_sealed(path).get("path") == relative
+    return exists(path) and read_sealed(path).get("path") == relative
 
 
 def _collect_steps(run: RunFolder, chain: CommitChain, head: Commit, from_step: int, collected: Collected) -> None:
@@ -130,7 +132,7 @@ def _collect_steps(run: RunFolder, chain: CommitChain, head: Commit, from_step: 
                 continue
             folder = parent / f"{step:06d}"
             named = {segment.path for segment in chain.read(step).segments}
-            for path in sorted(folder.iterdir()):
+            for path in list_folder(folder):
                 if run.relative(path) not in named:
                     _remove(run, path, collected.garbage)
 
@@ -152,7 +154,7 @@ def _collect_checkpoints(run: RunFolder, head: Commit, collected: Collected) -> 
 
 def _retire(run: RunFolder, path: Path, kind: str, step: int, collected: Collected) -> None:
     relative = run.relative(path)
-    if not path.exists():
+    if not exists(path):
         return
     record = {"path": relative, "kind": kind, "step": step, "time": time.time()}
     with suppress(FileExistsError):  # a collection before this one died between the record and the deletion
@@ -175,6 +177,6 @@ def _versions(run: RunFolder) -> Iterator[tuple[int, int, Path]]:
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, int, Path]]:
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in list_folder(folder):
         if match := pattern.fullmatch(path.name):
             yield int(match[1]), int(match[2]), path

@@ -20,7 +20,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,11 +157,13 @@ def read_header(path: Path) -> SegmentHeader:
         return _read_header(file, path)
 
 
-def read_segment(path: Path, *, require_sealed: bool) -> Iterator[tuple[Location, bytes]]:
+def read_segment(
+    path: Path, *, require_sealed: bool, on_torn: Callable[[str], None] | None = None
+) -> Iterator[tuple[Location, bytes]]:
     """All records in order, one in memory at a time.
 
     Raises CorruptionError with path and offset at the first bad byte of a sealed segment, or where `require_sealed`
-    meets an unsealed one. An unsealed segment ends quietly at its torn tail.
+    meets an unsealed one. An unsealed segment ends at its torn tail, of which only `on_torn` hears.
     """
     with _open(path) as file:
         sealed = _ends_with_footer(file)
@@ -185,10 +187,13 @@ def read_segment(path: Path, *, require_sealed: bool) -> Iterator[tuple[Location
                     yield Location(offset, length), payload
                 digest.update(_frame(tag, payload))
                 offset += length
-            raise CorruptionError(f"{path} ends at byte {offset} without a footer")
-        except CorruptionError:
+            if sealed:
+                raise CorruptionError(f"{path} ends at byte {offset} without a footer")
+        except CorruptionError as error:
             if sealed:
                 raise
+            if on_torn is not None:
+                on_torn(error.message)
 
 
 def read_record(path: Path, offset: int, length: int) -> bytes:

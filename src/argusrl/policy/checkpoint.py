@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class CheckpointWriter:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self._group = dist.new_group(backend="gloo")
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._rank = dist.get_rank()  # a write that was given up may wake in a later group
+        self._unfinished: list[Future[Path]] = []
 
     def save(self, state: TrainingState, folder: Path, fields: Mapping[str, Any]) -> Future[Path]:
         """All ranks call it with the same folder. The future is done when manifest and files are durable on this rank.
@@ -84,10 +86,30 @@ class CheckpointWriter:
         """
         staged: dict[str, Any] = {name: _copy(tensor, self._mesh) for name, tensor in state.tensors().items()}
         staged |= {name: value.clone() for name, value in state.scalars().items()}
-        return self._thread.submit(self._write, staged, folder, dict(fields))
+        self._unfinished = [future for future in self._unfinished if not future.done()]
+        arguments = (list(self._unfinished), future := Future[Path](), staged, folder, dict(fields))
+        self._unfinished.append(future)
+        Thread(target=self._run, args=arguments, name="checkpoint", daemon=True).start()
+        return future
+
+    def _run(
+        self, before: list[Future[Path]], future: Future[Path], staged: dict[str, Any], folder: Path, fields: Any
+    ) -> None:
+        """Write when the writes `before` are over, and answer, unless close gave this one up meanwhile."""
+        wait(before)
+        if future.cancelled():
+            return
+        try:
+            written = self._write(staged, folder, fields)
+        except BaseException as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        else:
+            if future.set_running_or_notify_cancel():
+                future.set_result(written)
 
     def _write(self, staged: dict[str, Any], folder: Path, fields: dict[str, Any]) -> Path:
-        if dist.get_rank() != 0:
+        if self._rank != 0:
             return self._follow(staged, folder)
         try:
             with publish_folder(folder) as temporary:
@@ -128,8 +150,9 @@ class CheckpointWriter:
         return messages[0]
 
     def close(self) -> None:
-        """Wait for what is being written."""
-        self._thread.shutdown(wait=True)
+        """Cancel the futures that are not done and leave their threads alone: one may hang in a dead group for ever."""
+        for future in self._unfinished:
+            future.cancel()
 
 
 def load(state: TrainingState, folder: Path) -> dict[str, Any]:

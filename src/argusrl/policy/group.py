@@ -1,4 +1,7 @@
-"""The process group of the ranks. Its store lives outside the ranks, so that a new group can form when one dies."""
+"""The process group of the ranks. When a rank dies, the others leave their group and meet again in a new one.
+
+Every generation of the group has a store of its own, hosted by its rank 0: no generation outlives any of its ranks.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ rank has its own.
 
 from __future__ import annotations
 
+import gc
+import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -17,20 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from argusrl.algorithms.losses import ClipSettings, clipped_policy_loss
-from argusrl.errors import ModelError
+from argusrl.errors import CorruptionError, ModelError
 from argusrl.policy import adapter, checkpoint, sharding
 from argusrl.policy.inputs import InputBuilder, PackedBatch
 from argusrl.policy.lora import ADAPTER, add_lora, load_initial, peft_name, without_adapter
 from argusrl.policy.model import decoder_of, head_of, load_model, packs, torch_dtype
-from argusrl.policy.optimizer import make_adamw
+from argusrl.policy.optimizer import gradient_norm, make_adamw
 from argusrl.policy.rows import Row, RowTurn
 from argusrl.policy.scorer import Scorer
+from argusrl.policy.seal import Seal
 from argusrl.policy.settings import PolicySettings
-from argusrl.policy.stats import Stats, UpdateStats
+from argusrl.policy.stats import Broken, Stats, UpdateStats
+from argusrl.policy.tally import Tally, agree, gather
 from argusrl.types import AdapterRef
 
 _ROOT = "model."  # the Scorer's attribute that holds the model
-_SUMS = ("loss", "entropy", "ratio", "clipped", "cut", "clamped", "gap", "tokens", "row_tokens")
 
 
 class Policy:
@@ -44,16 +47,18 @@ class Policy:
         self._device = torch.device(settings.device)
         self._clip = ClipSettings(settings.clip_low, settings.clip_high, settings.importance_cap)
         self._banned = torch.tensor(settings.banned_ids, dtype=torch.long, device=self._device)
-        self._scorer = self._build()
+        self._scorer, self._watch = self._build()
         self._inputs = InputBuilder(self._scorer.base, settings)
         named = {name.removeprefix(_ROOT): p for name, p in self._scorer.named_parameters() if p.requires_grad}
         self._optimizer = make_adamw([named[name] for name in sorted(named)], settings)
         self.state = checkpoint.TrainingState(named, self._optimizer)
         self._checkpoints = checkpoint.CheckpointWriter(sharding.make_mesh("cpu"))
+        self._seal: Seal | None = None
+        self._broken: Broken | None = None  # what forward_backward met since the last update
         self._offloaded = False
         torch.manual_seed(settings.seed)  # last: the rank that reads the model draws more numbers than the others
 
-    def _build(self) -> Any:
+    def _build(self) -> tuple[Any, sharding.GradientWatch]:
         """Load, adapt, shard, share."""
         settings = self.settings
         reader = self.rank == 0
@@ -69,9 +74,9 @@ class Policy:
         scorer = Scorer(model, base).train(settings.gradient_checkpointing)
         full = scorer.state_dict() if reader and self.world > 1 else {}
         buffers = dict(scorer.named_buffers()) if reader else {}
-        sharding.shard(scorer, base, sharding.make_mesh(settings.device), torch_dtype(settings.dtype))
+        watch = sharding.shard(scorer, base, sharding.make_mesh(settings.device), torch_dtype(settings.dtype))
         sharding.share_weights(scorer, full, buffers, settings.device)
-        return scorer
+        return scorer, watch
 
     # ------------------------------------------------------------------ learning
 
@@ -82,34 +87,61 @@ class Policy:
         update; so neither ranks nor micro-batches change the gradient. With one update per step the old
         log-probability is the new one, detached; with more it is the engine's.
 
-        Raises ModelError on all ranks where one has rows that cannot be computed; call discard_gradients then. A NaN
-        shows in the stats and is caught by optimizer_step.
+        NaN or Inf on any rank is named in the stats of all, and optimizer_step will update nothing. Raises ModelError
+        on all ranks where one has rows that cannot be computed; call discard_gradients then.
         """
         self._require_onload()
-        batches = [list(rows) for rows in micro_batches]
-        if not packs(self._scorer.base.config):
-            batches = self._one_by_one(batches)
-        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self._device)
-        gap_max = torch.zeros((), dtype=torch.float64, device=self._device)
-        for rows in batches:
-            gap_max = torch.maximum(gap_max, self._backward(rows, denominator_tokens, sums))
-        dist.all_reduce(sums)
-        dist.all_reduce(gap_max, op=dist.ReduceOp.MAX)
-        return _stats(dict(zip(_SUMS, sums.tolist(), strict=True)), gap_max.item(), denominator_tokens)
+        tally = Tally(self._device)
+        for rows in self._shaped(micro_batches):
+            self._backward(rows, self.world / max(1, denominator_tokens), tally)
+        return self._noted(gather(tally, denominator_tokens))
 
-    def _backward(self, rows: Sequence[Row], denominator_tokens: int, sums: Tensor) -> Tensor:
-        """Backward of one micro-batch; adds to `sums` and returns the largest gap to the engine."""
+    def forward_backward_as(self, ranks: Sequence[Sequence[Sequence[Row]]], denominator_tokens: int) -> Stats:
+        """forward_backward as len(ranks) ranks did it, on the ranks there are: a replay after the cluster changed size.
+
+        `ranks[r][m]` are the rows that recorded rank r had in micro-batch m; every rank hands in all of them and
+        computes all of them. Gradients are summed in the order of the recorded ranks, then averaged, then added up
+        over micro-batches, as FSDP does. Bit for bit that is what one or two recorded ranks got, where the ranks there
+        are number a power of two (their equal copies average exactly); otherwise the digest of the state will tell.
+
+        Raises ModelError as forward_backward does.
+        """
+        self._require_onload()
+        shares = [self._shaped(micro_batches) for micro_batches in ranks]
+        longest = max(len(share) for share in shares)
+        tallies = [Tally(self._device) for _ in ranks]
+        total = self._take_gradients()
+        for number in range(longest):
+            of_all: dict[str, Tensor] = {}
+            for share, tally in zip(shares, tallies, strict=True):
+                rows = share[number] if number < len(share) else []
+                self._backward(rows, len(ranks) / max(1, denominator_tokens), tally)
+                _accumulate(of_all, self._take_gradients())
+            for gradient in of_all.values():
+                sharding.local(gradient).div_(len(ranks))
+            _accumulate(total, of_all)
+        for name, gradient in total.items():
+            self.state.parameters[name].grad = gradient
+        return self._noted(agree(tallies, denominator_tokens))
+
+    def _take_gradients(self) -> dict[str, Tensor]:
+        taken = {name: p.grad for name, p in self.state.parameters.items() if p.grad is not None}
+        self._optimizer.zero_grad(set_to_none=True)
+        return taken
+
+    def _noted(self, stats: Stats) -> Stats:
+        self._broken = self._broken or stats.broken
+        return stats
+
+    def _backward(self, rows: Sequence[Row], scale: float, tally: Tally) -> None:
+        """Backward of one micro-batch. FSDP averages gradients over ranks, so `scale` is ranks / denominator."""
         batch = self._pack(rows)
         new, entropies = self._scorer(batch, self.settings.temperature, self._banned)
         old = new.detach() if self.settings.updates_per_step == 1 else batch.engine
         parts = clipped_policy_loss(new, old, batch.engine, batch.advantages, self._clip)
-        # FSDP averages gradients over ranks; the denominator is global already
-        (parts.loss * (self.world / max(1, denominator_tokens))).backward()
-        gap = (new.detach() - batch.engine).abs()
-        row_tokens = sum(len(row.ids) for row in rows)
-        values = [parts.loss.detach(), entropies.sum(), parts.ratio, parts.clipped, parts.cut, parts.clamped, gap.sum()]
-        sums += torch.stack([value.double() for value in values] + [sums.new_tensor(n) for n in (len(gap), row_tokens)])
-        return gap.max().double() if len(gap) else gap.new_zeros((), dtype=torch.float64)
+        (parts.loss * scale).backward()
+        gradient = self._watch.take(self.state.parameters.values())
+        tally.add(batch, new.detach(), entropies, parts, sum(len(row.ids) for row in rows), gradient)
 
     def _pack(self, rows: Sequence[Row]) -> PackedBatch:
         """The batch on the device. Where one rank refuses its rows, all raise, before anyone waits in a forward."""
@@ -124,22 +156,26 @@ class Policy:
             raise problem or ModelError("another rank refused its rows")
         return batch.to(self._device)
 
-    def _one_by_one(self, batches: Sequence[Sequence[Row]]) -> list[list[Row]]:
-        """One row per forward, for models that cannot pack; equally many on every rank."""
-        single = [[row] for rows in batches for row in rows]
+    def _shaped(self, micro_batches: Sequence[Sequence[Row]]) -> list[list[Row]]:
+        """As they are; for models that cannot pack one row per forward, equally many on every rank."""
+        if packs(self._scorer.base.config):
+            return [list(rows) for rows in micro_batches]
+        single = [[row] for rows in micro_batches for row in rows]
         count = torch.tensor(len(single), device=self._device)
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         return single + [[] for _ in range(int(count) - len(single))]
 
     def optimizer_step(self, learning_rate: float) -> UpdateStats:
-        """Clip to the global norm and update. Gradients are gone afterwards.
+        """Clip to the global norm and update. Gradients are gone afterwards, and so is the seal of the old state.
 
-        A gradient that is NaN, Inf or zero everywhere updates nothing, and leaves Adam's state untouched.
+        After NaN or Inf in what forward_backward saw, and for a gradient that is not finite or zero everywhere, it
+        updates nothing: parameters, Adam's state and RNG stay as they are, bit for bit, on all ranks.
         """
         self._require_onload()
-        norm = self._gradient_norm()
-        skipped = None if 0.0 < norm < float("inf") else "no signal" if norm == 0.0 else "non-finite gradient"
+        norm, broken = gradient_norm(self.state.parameters), self._broken
+        skipped = _reason_to_skip(norm, broken)
         if skipped is None:
+            self._seal = None
             scale = min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
             for parameter in self.state.parameters.values():
                 if parameter.grad is not None:
@@ -149,19 +185,12 @@ class Policy:
             self._optimizer.step()
             self.state.updates += 1
         self.discard_gradients()
-        return UpdateStats(grad_norm=norm, learning_rate=learning_rate, skipped=skipped)
+        return UpdateStats(grad_norm=norm, learning_rate=learning_rate, skipped=skipped, broken=broken)
 
     def discard_gradients(self) -> None:
         """Forget what forward_backward added, e.g. after a fault in the middle of an update."""
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _gradient_norm(self) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for parameter in self.state.parameters.values():
-            if parameter.grad is not None:
-                total += sharding.local(parameter.grad).double().square().sum()
-        dist.all_reduce(total)
-        return total.sqrt().item()
+        self._broken = None
 
     # ------------------------------------------------------------------ publishing
 
@@ -201,6 +230,21 @@ class Policy:
             if value is None or value.shape != parameter.shape:
                 raise ModelError(f"{folder} does not fit: {peft_name(name)} is missing or of another shape")
             sharding.fill(parameter, value)
+        self.seal_state()
+
+    def logprob_digest(self, rows: Sequence[Row]) -> str:
+        """SHA-256 of the log-probabilities of one micro-batch of this rank, without gradient.
+
+        To look for a rank that computes wrongly: all ranks call it with rows of their own, then each with those of its
+        neighbour; equal rows must have equal digests, whoever computes them. Raises ModelError on all ranks alike.
+        """
+        self._require_onload()
+        digest = hashlib.sha256()
+        for batch in self._shaped([rows]):
+            with torch.no_grad():
+                logprobs, _ = self._scorer(self._pack(batch), self.settings.temperature, self._banned)
+            digest.update(logprobs.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def canary(
         self,
@@ -240,7 +284,32 @@ class Policy:
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go back to a saved state, whatever number of ranks wrote it; returns the manifest. Raises CorruptionError."""
         self.discard_gradients()
-        return checkpoint.load(self.state, folder)
+        manifest = checkpoint.load(self.state, folder)
+        self.seal_state()
+        return manifest
+
+    def seal_state(self) -> None:
+        """Remember a fingerprint of this rank's shards: weights, frozen or trained, and moments. No collective."""
+        self._require_onload()
+        self._seal = Seal(self._at_rest())
+
+    def check_state(self) -> None:
+        """Raises CorruptionError, on this rank alone, where a bit changed since seal_state. No collective.
+
+        An update ends the seal; loading a state makes a new one. Without a seal there is nothing to compare with.
+        """
+        self._require_onload()
+        now = self._at_rest()
+        broken = self._seal.broken(now) if self._seal is not None else []
+        if broken:
+            raise CorruptionError(
+                f"rank {self.rank}: {len(broken)} of {len(now)} tensors changed in memory, the first is {broken[0]}",
+                "memory or device may be faulty: replace the rank, preferably on another node",
+            )
+
+    def _at_rest(self) -> dict[str, Tensor]:
+        frozen = {f"frozen/{name}": p for name, p in self._scorer.named_parameters() if not p.requires_grad}
+        return {**self.state.tensors(), **frozen}
 
     def offload(self) -> None:
         """Move parameters, gradients and moments to the CPU, so that the engine can have the GPU."""
@@ -256,8 +325,16 @@ class Policy:
         self._offloaded = False
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Give the model's memory back, in whatever state the group is; never waits, and nothing works afterwards.
+
+        A checkpoint that is still being written is given up and its future cancelled: wait for it first where it
+        matters. Then this process may leave the group, join another and build a new Policy.
+        """
         self._checkpoints.close()
+        del self._scorer, self._inputs, self._optimizer, self.state, self._watch, self._seal
+        gc.collect()  # modules, parameters and FSDP's states refer to each other in circles
+        if self.settings.device == "cuda":
+            torch.cuda.empty_cache()
 
     def _move(self, device: str) -> None:
         self._scorer.to(device)
@@ -270,18 +347,18 @@ class Policy:
             raise RuntimeError("the policy is offloaded: call onload first")
 
 
-def _stats(sums: dict[str, float], gap_max: float, denominator_tokens: int) -> Stats:
-    tokens = int(sums["tokens"])
-    mean = {name: sums[name] / max(1, tokens) for name in sums}
-    return Stats(
-        tokens=tokens,
-        row_tokens=int(sums["row_tokens"]),
-        loss=sums["loss"] / max(1, denominator_tokens),
-        entropy=mean["entropy"],
-        ratio=mean["ratio"],
-        clip_share=mean["clipped"],
-        cut_share=mean["cut"],
-        clamped_tokens=int(sums["clamped"]),
-        gap_mean=mean["gap"],
-        gap_max=gap_max,
-    )
+def _reason_to_skip(norm: float, broken: Broken | None) -> str | None:
+    if broken is not None:
+        return f"non-finite {broken.what}"
+    if norm == 0.0:
+        return "no signal"
+    return None if norm < float("inf") else "non-finite gradient"
+
+
+def _accumulate(into: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+    """Add in place, as FSDP does."""
+    for name, gradient in gradients.items():
+        if name in into:
+            sharding.local(into[name]).add_(sharding.local(gradient))
+        else:
+            into[name] = gradient

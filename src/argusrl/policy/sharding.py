@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,35 @@ def make_mesh(device: str) -> DeviceMesh:
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("rank",))
 
 
-def shard(root: nn.Module, model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+class GradientWatch:
+    """FSDP's reduce-scatter, which looks at this rank's own gradients before they are mixed with the others'."""
+
+    def __init__(self) -> None:
+        self._finite: Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        finite = input_tensor.isfinite().all()
+        self._finite = finite if self._finite is None else self._finite & finite
+        return dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+
+    def take(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """[] whether the backward since the last call gave finite gradients on this rank.
+
+        One rank reduces nothing: there `parameters` hold its own gradients.
+        """
+        finite, self._finite = self._finite, None
+        if finite is not None:
+            return finite
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, norm_type=float("inf")).isfinite()
+
+
+def shard(root: nn.Module, model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> GradientWatch:
     """Shard `root`, which holds `model`, over the mesh. Parameters become DTensors split on dimension 0.
 
     Vision blocks are groups of their own only where every rank runs the tower in every micro-batch; in other
@@ -36,9 +64,10 @@ def shard(root: nn.Module, model: Any, mesh: DeviceMesh, dtype: torch.dtype) -> 
     blocks = list(decoder_of(model).layers)
     if has_mrope(model.config):
         blocks += list(model.model.visual.blocks)
-    for block in blocks:
-        fully_shard(block, **options)
-    fully_shard(root, **options)
+    watch = GradientWatch()
+    for module in (*blocks, root):
+        fully_shard(module, **options).set_custom_reduce_scatter(watch)
+    return watch
 
 
 def share_weights(root: nn.Module, full: Mapping[str, Tensor], buffers: Mapping[str, Tensor], device: str) -> None:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """Where NaN or Inf was first seen: in the earliest micro-batch, there on the lowest rank."""
+
+    rank: int
+    micro_batch: int  # position in what the rank was handed (for models that cannot pack: of the row)
+    what: str  # "advantage" | "engine log-probability" | "log-probability" | "loss" | "gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """One forward and backward over an update, the same on all ranks. Means are over computed response tokens."""
 
@@ -19,6 +28,7 @@ class Stats:
     clamped_tokens: int  # log-ratios beyond ±20
     gap_mean: float  # |trainer - engine| log-probabilities before the update
     gap_max: float
+    broken: Broken | None = None  # optimizer_step will update nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,4 +37,5 @@ class UpdateStats:
 
     grad_norm: float  # before clipping; may be NaN or Inf where skipped
     learning_rate: float
-    skipped: str | None = None  # "non-finite gradient" | "no signal"
+    skipped: str | None = None  # "no signal" | "non-finite " and a word of Broken.what
+    broken: Broken | None = None  # where it began; None, too, where only the sum of finite gradients overflowed

@@ -5,6 +5,7 @@ Both pass tests/contracts/engine_contract.py.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +26,8 @@ class SampleRequest:
     """Sample one reply per seed after the same tokens.
 
     `collapsed_ids` holds one placeholder per image (the engine expands them); `expanded_ids` is what the trainer
-    will see. The engine's own expansion must equal it, or the request is refused.
+    will see. The engine's own expansion must equal it, or the request is refused. A reply is continued by a request
+    whose ids end with the reply so far, and whose `max_tokens` is less by as many.
     """
 
     id: str
@@ -39,8 +41,18 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The next tokens of one reply. Spans of a seed follow each other without gap or overlap."""
+
+    index: int  # of the seed in the request
+    ids: tuple[int, ...]  # [T] T is 0 only in a last span, where everything was sent before
+    logprobs: tuple[float, ...]  # [T] finite; natural log, of the sampled distribution
+    stop: StopReason | None  # set in the last span of the seed alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One sampled reply."""
+    """One whole reply: its spans put together."""
 
     response_ids: tuple[int, ...]  # [R] end token included
     logprobs: tuple[float, ...]  # [R] natural log, of the sampled distribution (temperature and banned tokens applied)
@@ -61,6 +73,7 @@ class Canary:
 class EngineProgress:
     """Counters that only grow; a watchdog compares two readings."""
 
+    steps: int = 0  # of the scheduler that computed something: a long prompt is progress, too
     generated_tokens: int = 0
     finished_requests: int = 0
     running_requests: int = 0
@@ -97,8 +110,12 @@ class EngineSettings:
 class Engine(Protocol):
     """Every method may be called while others run. Errors: EngineError (one request or the engine), AdapterRefused."""
 
-    async def sample(self, request: SampleRequest) -> list[Completion]:
-        """One completion per seed, in order. Cancelling the call aborts the request in the engine."""
+    def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
+        """The replies as they grow, one per seed. Each ends with a span that has `stop`, whatever its siblings do.
+
+        Cancelling the consumer, or closing the iterator, aborts in the engine what still runs. An EngineError ends
+        all replies of the request; what was yielded before stays good.
+        """
         ...
 
     async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from argusrl.environments.base import EnvironmentFailed, EnvironmentSession, StepResult
 from argusrl.errors import DeadlineError, EngineError
 from argusrl.rewards.base import RewardFailed, Scorable
-from argusrl.rollout.engine import Completion, EngineImage, SampleRequest
+from argusrl.rollout.engine import Completion
+from argusrl.rollout.group_sampler import EngineClient, GroupSampler, Place, Reply
 from argusrl.rollout.rendering import Rendered, Renderer, RenderingRefused
 from argusrl.types import (
     EpisodeEnd,
@@ -28,15 +29,8 @@ from argusrl.types import (
     Trajectory,
     TrajectoryKey,
     Turn,
+    Unfinished,
 )
-
-
-class EngineClient(Protocol):
-    """An engine as the player sees it."""
-
-    def sample(self, request: SampleRequest) -> AsyncIterator[tuple[int, Completion]]:
-        """Yield (index of the seed, completion) as replies finish. Raises EngineError."""
-        ...
 
 
 class Scorer(Protocol):
@@ -50,7 +44,24 @@ class Recorder(Protocol):
 
     def image(self, image: Image) -> ImageRef: ...
 
-    def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None: ...
+    def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
+        """Turn `index` is complete. Earlier records of it, and of later ones, are of a try that was given up."""
+        ...
+
+    def partial(
+        self,
+        key: TrajectoryKey,
+        turn_index: int,
+        offset: int,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        *,
+        adapter_version: int,
+        adapter_sha256: str,
+        place: str,
+    ) -> None:
+        """Tokens `offset` … of a reply that is still being sampled after `place`; offset 0 begins it anew."""
+        ...
 
 
 class Unrecorded:
@@ -62,6 +73,9 @@ class Unrecorded:
     def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
         pass
 
+    def partial(self, *_: object, **__: object) -> None:
+        pass
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -69,6 +83,7 @@ class Sample:
 
     key: TrajectoryKey
     seed: int  # of the sampling noise
+    unfinished: Unfinished | None = None  # how far an interrupted run had come with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +100,7 @@ class PlaySettings:
     request_timeout_seconds: float
     episode_timeout_seconds: float
     retries: int
+    partial_seconds: float = 1.0  # between two records of a reply that is being sampled
 
 
 class EpisodePlayer:
@@ -104,14 +120,19 @@ class EpisodePlayer:
         recorder: Recorder,
         settings: PlaySettings,
         on_end: Callable[[Trajectory | EpisodeFailure, int], None] | None = None,
+        on_restart: Callable[[TrajectoryKey, str], None] | None = None,
     ) -> list[Trajectory | EpisodeFailure]:
-        """One outcome per sample, in order. `on_end` hears of each the moment it is there, with its vision patches."""
-        sampler = _GroupSampler(engine, settings)
+        """One outcome per sample, in order. `on_end` hears of each the moment it is there, with its vision patches.
+
+        An unfinished sample goes on where it was interrupted. Where its environment does not come back to the same
+        place it starts whole, and `on_restart` hears why.
+        """
+        sampler = GroupSampler(engine, temperature=settings.temperature, adapter_version=settings.adapter_version)
         renderings: dict[tuple[Message, ...], Rendered] = {}
 
         async def one(sample: Sample) -> Trajectory | EpisodeFailure:
             episode = _Episode(self, prompt, sample, environment_seed, sampler, recorder, settings, renderings)
-            outcome = await episode.play_with_retries()
+            outcome = await episode.play_with_retries(on_restart)
             if on_end is not None:
                 on_end(outcome, episode.image_patches)
             return outcome
@@ -131,108 +152,19 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _cancel_once(task: asyncio.Task[Any]) -> None:
-    """A second cancellation would cut short what the engine does about the first."""
-    if not task.cancelling():
-        task.cancel()
+class _Diverged(Exception):
+    """A replayed environment is not where it was."""
 
 
-# Collapsed ids and image digests: the same place, the same request; and the seed of one that must go alone.
-_Place = tuple[tuple[int, ...], tuple[str, ...], int | None]
+@dataclass(slots=True)
+class _Course:
+    """What one try of an episode has so far."""
 
-
-class _GroupSampler:
-    """Joins requests for the same tokens that siblings make in the same turn of the event loop into one request.
-
-    The engine then processes prompt and images of a group once.
-    """
-
-    def __init__(self, engine: EngineClient, settings: PlaySettings) -> None:
-        self.engine = engine
-        self.settings = settings
-        self.waiting: dict[_Place, list[tuple[int, asyncio.Future[Completion]]]] = {}
-        self.running: set[asyncio.Task[None]] = set()
-        self.sent = 0
-
-    async def sample(
-        self,
-        request_id: str,
-        collapsed: tuple[int, ...],
-        expanded: tuple[int, ...],
-        images: list[EngineImage],
-        seed: int,
-        *,
-        alone: bool,
-    ) -> Completion:
-        """The reply to these tokens. `alone`: after a failure, so that it cannot take siblings along again."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        key = (collapsed, tuple(image.sha256 for image in images), seed if alone else None)
-        if key not in self.waiting:
-            self.waiting[key] = []
-            limit = min(self.settings.max_response_tokens, self.settings.max_tokens - len(expanded))
-            loop.call_soon(self._send, key, request_id, collapsed, expanded, tuple(images), limit)
-        self.waiting[key].append((seed, future))
-        limit_seconds = self.settings.request_timeout_seconds
-        try:
-            async with asyncio.timeout(limit_seconds):
-                return await future
-        except TimeoutError:
-            raise DeadlineError(
-                f"request {request_id} ran past rollout.request_timeout_seconds = {limit_seconds:g}"
-            ) from None
-
-    def _send(
-        self,
-        key: _Place,
-        request_id: str,
-        collapsed: tuple[int, ...],
-        expanded: tuple[int, ...],
-        images: tuple[EngineImage, ...],
-        limit: int,
-    ) -> None:
-        waiting = self.waiting.pop(key)
-        self.sent += 1
-        request = SampleRequest(
-            id=f"{request_id}/{self.sent}",
-            collapsed_ids=collapsed,
-            expanded_ids=expanded,
-            images=images,
-            seeds=tuple(seed for seed, _ in waiting),
-            temperature=self.settings.temperature,
-            max_tokens=limit,
-            adapter_version=self.settings.adapter_version,
-        )
-        task = asyncio.get_running_loop().create_task(self._receive(request, [future for _, future in waiting]))
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-        for _, future in waiting:
-            future.add_done_callback(lambda _: self._abort_if_unwanted(task, waiting))
-
-    @staticmethod
-    def _abort_if_unwanted(task: asyncio.Task[None], waiting: list[tuple[int, asyncio.Future[Completion]]]) -> None:
-        if all(future.cancelled() for _, future in waiting):
-            _cancel_once(task)
-
-    async def close(self) -> None:
-        """Abort what still runs, and wait until the engine has let go of it."""
-        running = list(self.running)
-        for task in running:
-            _cancel_once(task)
-        await asyncio.gather(*running, return_exceptions=True)
-
-    async def _receive(self, request: SampleRequest, futures: list[asyncio.Future[Completion]]) -> None:
-        error: Exception = EngineError(f"request {request.id} ended without a reply for every seed")
-        try:
-            async for index, completion in self.engine.sample(request):
-                if not futures[index].done():
-                    futures[index].set_result(completion)
-        except Exception as raised:
-            error = raised
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # a sibling that timed out no longer looks
+    place: Place = field(default_factory=Place)
+    turns: list[Turn] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    paid: float = 0.0
+    question: str = ""
 
 
 class _Episode:
@@ -244,7 +176,7 @@ class _Episode:
         prompt: Prompt,
         sample: Sample,
         environment_seed: int,
-        sampler: _GroupSampler,
+        sampler: GroupSampler,
         recorder: Recorder,
         settings: PlaySettings,
         renderings: dict[tuple[Message, ...], Rendered],
@@ -253,37 +185,51 @@ class _Episode:
         self.sampler, self.recorder, self.settings, self.renderings = sampler, recorder, settings, renderings
         self.image_patches = 0  # before merging, of all turns
         self.failures = 0
+        self.known = sample.unfinished  # until the try that goes on from there has reached it
 
-    async def play_with_retries(self) -> Trajectory | EpisodeFailure:
+    async def play_with_retries(
+        self, on_restart: Callable[[TrajectoryKey, str], None] | None
+    ) -> Trajectory | EpisodeFailure:
         """Infrastructure is tried again `retries` times with the same seed; the user's own code gets one more try.
 
         What is not the episode's own fault (storage, fencing) is raised: trying on would only hide it.
         """
-        failure = None
         own_failures = infrastructure_failures = 0
-        while own_failures < 2 and infrastructure_failures <= self.settings.retries:
-            try:
-                async with asyncio.timeout(self.settings.episode_timeout_seconds):
-                    return await self._play()
-            except RenderingRefused as error:
-                return self._failure("refused", "prompt", str(error), infrastructure=False)
-            except EnvironmentFailed as error:
-                failure = self._failure("environment", error.source, error.message, error.infrastructure)
-            except RewardFailed as error:
-                failure = self._failure("reward", error.source, error.message, error.infrastructure)
-            except TimeoutError:
-                limit_seconds = self.settings.episode_timeout_seconds
-                message = f"ran past environment.episode_timeout_seconds = {limit_seconds:g}"
-                failure = self._failure("timeout", "episode", message, infrastructure=True)
-            except DeadlineError as error:
-                failure = self._failure("timeout", "engine", str(error), infrastructure=True)
-            except EngineError as error:
-                failure = self._failure("request", "engine", str(error), infrastructure=True)
+        while True:
+            outcome = await self._try()
+            if isinstance(outcome, Trajectory):
+                return outcome
+            if self.known is not None:  # what is journalled leads nowhere; that takes no try away
+                self.known = None
+                if on_restart is not None:
+                    on_restart(self.sample.key, outcome.message)
+                continue
             self.failures += 1
-            own_failures += not failure.infrastructure
-            infrastructure_failures += failure.infrastructure
-        assert failure is not None
-        return failure
+            own_failures += not outcome.infrastructure
+            infrastructure_failures += outcome.infrastructure
+            if outcome.kind == "refused" or own_failures == 2 or infrastructure_failures > self.settings.retries:
+                return outcome
+
+    async def _try(self) -> Trajectory | EpisodeFailure:
+        try:
+            async with asyncio.timeout(self.settings.episode_timeout_seconds):
+                return await self._play()
+        except _Diverged as error:
+            return self._failure("environment", "replay", str(error), infrastructure=True)
+        except RenderingRefused as error:
+            return self._failure("refused", "prompt", str(error), infrastructure=False)
+        except EnvironmentFailed as error:
+            return self._failure("environment", error.source, error.message, error.infrastructure)
+        except RewardFailed as error:
+            return self._failure("reward", error.source, error.message, error.infrastructure)
+        except TimeoutError:
+            limit_seconds = self.settings.episode_timeout_seconds
+            message = f"ran past environment.episode_timeout_seconds = {limit_seconds:g}"
+            return self._failure("timeout", "episode", message, infrastructure=True)
+        except DeadlineError as error:
+            return self._failure("timeout", "engine", str(error), infrastructure=True)
+        except EngineError as error:
+            return self._failure("request", "engine", str(error), infrastructure=True)
 
     def _failure(self, kind: str, source: str, message: str, infrastructure: bool) -> EpisodeFailure:
         return EpisodeFailure(
@@ -293,76 +239,133 @@ class _Episode:
     async def _play(self) -> Trajectory:
         started = time.monotonic()
         session = self.player.new_session()
+        course = _Course()
         try:
-            turns, texts, paid, end, question = await self._turns(session)
+            end = await self._turns(session, course)
         finally:
             with contextlib.suppress(EnvironmentFailed):  # must not cost a played episode, nor swallow a cancellation
                 await session.close()
+        if self.known is not None and (len(course.turns) < len(self.known.turns) or self.known.ids):
+            raise _Diverged(f"the episode ended after {len(course.turns)} turns, it had gone on before")
+        self.known = None
         item = Scorable(
-            reply=texts[-1] if texts else "",
-            replies=tuple(texts),
-            prompt=question,
+            reply=course.texts[-1] if course.texts else "",
+            replies=tuple(course.texts),
+            prompt=course.question,
             answer=self.prompt.answer,
             info=self.prompt.info,
-            environment_reward=paid,
+            environment_reward=course.paid,
             terminated=end is EpisodeEnd.TERMINATED,
         )
         reward, rewards = await self.player.scorer.score(item)
         return Trajectory(
             key=self.sample.key,
-            turns=tuple(turns),
+            turns=tuple(course.turns),
             reward=reward,
             rewards=rewards,
             end=end,
             seed=self.sample.seed,
-            text=tuple(texts),
+            text=tuple(course.texts),
             answer=self.prompt.answer,
-            info={**self.prompt.info, "prompt": question, "environment_reward": paid},
+            info={**self.prompt.info, "prompt": course.question, "environment_reward": course.paid},
             seconds=time.monotonic() - started,
         )
 
-    async def _turns(self, session: EnvironmentSession) -> tuple[list[Turn], list[str], float, EpisodeEnd, str]:
-        turns: list[Turn] = []
-        texts: list[str] = []
-        paid = 0.0
-        collapsed: tuple[int, ...] = ()
-        expanded: tuple[int, ...] = ()
-        images: list[EngineImage] = []
+    async def _turns(self, session: EnvironmentSession, course: _Course) -> EpisodeEnd:
         self.image_patches = 0
         messages = await session.reset(self.prompt, self.environment_seed)
-        question = _text(messages)
+        course.question = _text(messages)
         while True:
-            rendered = self._render(messages, turns)
-            collapsed += rendered.collapsed_ids
-            expanded += rendered.expanded_ids
-            if not turns and len(expanded) > self.settings.max_prompt_tokens:
+            rendered = self._render(messages, course.turns)
+            course.place = course.place.showing(rendered)
+            length = len(course.place.expanded_ids)
+            if not course.turns and length > self.settings.max_prompt_tokens:
                 limit = self.settings.max_prompt_tokens
-                raise RenderingRefused(f"the prompt has {len(expanded)} tokens, rollout.max_prompt_tokens is {limit}")
-            if len(expanded) >= self.settings.max_tokens:
-                return turns, texts, paid, EpisodeEnd.TRUNCATED, question
+                raise RenderingRefused(f"the prompt has {length} tokens, rollout.max_prompt_tokens is {limit}")
+            if length >= self.settings.max_tokens:
+                return EpisodeEnd.TRUNCATED
             self.image_patches += rendered.image_patches
-            images += [EngineImage(sha256=image.sha256, data=image.data) for image in rendered.images]
-            name = f"{self.sample.key.step}/{self.sample.key.prompt_id}/{len(turns)}"
-            completion = await self.sampler.sample(
-                name, collapsed, expanded, images, self.sample.seed, alone=self.failures > 0
-            )
+            known = self._known_turn(rendered, len(course.turns))
+            completion = _completion(known) if known else await self._sample(course.place, len(course.turns))
             text = self.player.renderer.decode(completion.response_ids)
             result = await session.step(text)
+            if known and known.action != result.action:
+                raise _Diverged(f"turn {len(course.turns)} was understood as {result.action!r}, not {known.action!r}")
             turn = self._turn(rendered, completion, result)
-            self.recorder.turn(self.sample.key, len(turns), turn)
-            turns.append(turn)
-            texts.append(text)
-            paid += result.reward
-            collapsed += completion.response_ids
-            expanded += completion.response_ids
-            cut = completion.stop is not StopReason.STOP
+            self.recorder.turn(self.sample.key, len(course.turns), turn)
+            course.turns.append(turn)
+            course.texts.append(text)
+            course.paid += result.reward
+            course.place = course.place.after(completion.response_ids)
             if result.terminated:
                 # A single reply that hit the token limit is over, but the limit ended it, not the model.
-                single = self.settings.max_turns == 1
-                return turns, texts, paid, EpisodeEnd.TRUNCATED if cut and single else EpisodeEnd.TERMINATED, question
-            if result.truncated or len(turns) >= self.settings.max_turns:
-                return turns, texts, paid, EpisodeEnd.TRUNCATED, question
+                cut = completion.stop is not StopReason.STOP and self.settings.max_turns == 1
+                return EpisodeEnd.TRUNCATED if cut else EpisodeEnd.TERMINATED
+            if result.truncated or len(course.turns) >= self.settings.max_turns:
+                return EpisodeEnd.TRUNCATED
             messages = result.messages
+
+    def _known_turn(self, rendered: Rendered, index: int) -> Turn | None:
+        """The journalled turn at this place; None where the journal ends."""
+        if self.known is None or index >= len(self.known.turns):
+            return None
+        turn = self.known.turns[index]
+        if [image.sha256 for image in rendered.images] != [image.sha256 for image in turn.images]:
+            raise _Diverged(f"the environment shows other images before turn {index}")
+        if (rendered.collapsed_ids, rendered.expanded_ids) != (turn.collapsed_ids, turn.prompt_ids):
+            raise _Diverged(f"the messages before turn {index} are others")
+        return turn
+
+    async def _sample(self, place: Place, index: int) -> Completion:
+        """The reply of turn `index`, from where an interrupted run left it, if one did."""
+        begun, self.known = self._begun(place), None
+        reply = Reply(begun.ids, begun.logprobs)
+        recorded = self._record(place, index, reply, 0)
+        limit = min(self.settings.max_response_tokens, self.settings.max_tokens - len(place.expanded_ids))
+        if begun.ids and begun.ids[-1] in self.player.renderer.end_ids:
+            return Completion(response_ids=begun.ids, logprobs=begun.logprobs, stop=StopReason.STOP)
+        if len(begun.ids) >= limit:
+            return Completion(response_ids=begun.ids, logprobs=begun.logprobs, stop=StopReason.LENGTH)
+        name = f"{self.sample.key.step}/{self.sample.key.prompt_id}/{index}"
+        alone = bool(begun.ids) or self.failures > 0
+        rest = place.after(begun.ids)
+        self.sampler.start(name, rest, self.sample.seed, reply, limit - len(begun.ids), alone=alone)
+        limit_seconds = self.settings.request_timeout_seconds
+        try:
+            async with asyncio.timeout(limit_seconds):
+                while not (await asyncio.wait([reply.ended], timeout=self.settings.partial_seconds))[0]:
+                    recorded = self._record(place, index, reply, recorded)
+        except TimeoutError:
+            raise DeadlineError(
+                f"request {name} ran past rollout.request_timeout_seconds = {limit_seconds:g}"
+            ) from None
+        finally:
+            reply.ended.cancel()
+        return reply.completion()
+
+    def _begun(self, place: Place) -> Unfinished:
+        """The open reply of an interrupted run; without tokens if there is none."""
+        known = self.known
+        if known is None or not known.ids:
+            return Unfinished(turns=())
+        if known.place not in ("", place.digest()):
+            raise _Diverged("the open reply followed other messages")
+        return known
+
+    def _record(self, place: Place, index: int, reply: Reply, recorded: int) -> int:
+        """Keep the tokens after the first `recorded` ones; how many are kept then."""
+        if len(reply.ids) > recorded:
+            self.recorder.partial(
+                self.sample.key,
+                index,
+                recorded,
+                reply.ids[recorded:],
+                reply.logprobs[recorded:],
+                adapter_version=self._adapter_version,
+                adapter_sha256=self.settings.adapter_sha256,
+                place=place.digest(),
+            )
+        return len(reply.ids)
 
     def _render(self, messages: Sequence[Message], turns: list[Turn]) -> Rendered:
         """Siblings start from the same messages, so the first rendering is shared by the group."""
@@ -380,11 +383,19 @@ class _Episode:
             response_ids=completion.response_ids,
             logprobs=completion.logprobs,
             images=tuple(self.recorder.image(image) for image in rendered.images),
-            adapter_version=-1 if self.settings.adapter_version is None else self.settings.adapter_version,
+            adapter_version=self._adapter_version,
             adapter_sha256=self.settings.adapter_sha256,
             stop=completion.stop,
             action=result.action,
         )
+
+    @property
+    def _adapter_version(self) -> int:
+        return -1 if self.settings.adapter_version is None else self.settings.adapter_version
+
+
+def _completion(turn: Turn) -> Completion:
+    return Completion(response_ids=turn.response_ids, logprobs=turn.logprobs, stop=turn.stop)
 
 
 def _text(messages: Sequence[Message]) -> str:

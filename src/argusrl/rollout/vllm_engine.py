@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import math
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from argusrl.errors import EngineError
 from argusrl.rollout.adapter_check import check_lora_config, check_published, check_reports, refusal
-from argusrl.rollout.engine import Canary, Completion, EngineProgress, EngineSettings, SampleRequest
+from argusrl.rollout.engine import Canary, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.image_store import ImageStore
+from argusrl.rollout.sequences import Batch, Piece, RunningSequence, ServedAdapter
 from argusrl.rollout.stepping import SteppingThread
 from argusrl.rollout.vllm_arguments import engine_arguments, engine_environment
 from argusrl.types import AdapterRef, StopReason
@@ -24,27 +29,9 @@ T = TypeVar("T")
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _IMAGE_STORE_BYTES = 512 << 20
+_SPAN_SECONDS = 0.1  # between two readings of the sequences that run; a finished one does not wait
 _AWAKE, _WEIGHTS, _ASLEEP = "awake", "awake without its cache", "asleep"
 _BROKEN = "broken: its weights were replaced in part"
-
-
-@dataclass(slots=True, eq=False)
-class _Adapter:
-    """One adapter version that was proven, and how many sequences run under it."""
-
-    ref: AdapterRef
-    request: Any  # vLLM's LoRARequest; None for full parameters
-    running: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """The sequences of one call: what came of each, and who waits for all of them."""
-
-    adapter: _Adapter | None
-    outputs: list[Any]
-    done: Future[list[Any]] = field(default_factory=Future)
-    engine_ids: list[str] = field(default_factory=list)  # vLLM's own, for aborting
 
 
 class VllmEngine:
@@ -59,14 +46,16 @@ class VllmEngine:
         self._images = ImageStore(_IMAGE_STORE_BYTES)
         self._ids = itertools.count(1)
         self._adapter_ids = itertools.count(1)
-        self._live: _Adapter | None = None
-        self._draining: list[_Adapter] = []  # earlier versions with sequences still running
-        self._batches: dict[str, tuple[_Batch, int]] = {}  # by request id: its batch and place there
+        self._live: ServedAdapter | None = None
+        self._draining: list[ServedAdapter] = []  # earlier versions with sequences still running
+        self._sequences: dict[str, RunningSequence] = {}  # by request id
         self._state = _AWAKE
         self._closed = False
         self._progress = EngineProgress()
         self._ended_tokens = 0
+        self._next_reading = 0.0  # of time.monotonic
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="engine-preparation")
+        self._scheduler = engine.engine_core.engine_core.scheduler
         self._stepping = SteppingThread(
             step=self._step, busy=engine.has_unfinished_requests, failed=self._fail, name="engine-stepping"
         )
@@ -93,7 +82,7 @@ class VllmEngine:
 
     # ---- the port
 
-    async def sample(self, request: SampleRequest) -> list[Completion]:
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
         room = self._settings.max_tokens - len(request.expanded_ids)
         if room <= 0:
             raise EngineError(
@@ -104,12 +93,11 @@ class VllmEngine:
         parameters = {
             "temperature": request.temperature,
             "max_tokens": min(request.max_tokens, room),
-            "logprobs": 0,
-            "flat_logprobs": True,
             "stop_token_ids": list(self._settings.end_ids),
         }
-        outputs = await self._generate(request, parameters)
-        return [_completion(output) for output in outputs]
+        async with aclosing(self._generate(request, parameters)) as pieces:
+            async for piece in pieces:
+                yield _span(request, piece)
 
     async def score(self, canary: Canary, adapter_version: int | None) -> list[float]:
         request = SampleRequest(
@@ -123,7 +111,8 @@ class VllmEngine:
             adapter_version=adapter_version,
         )
         parameters = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
-        (output,) = await self._generate(request, parameters)
+        async with aclosing(self._generate(request, parameters)) as pieces:
+            (output,) = [piece.output async for piece in pieces if piece.output is not None]
         rows = output.prompt_logprobs[-len(canary.response_ids) :] if canary.response_ids else []
         return [float(row[token].logprob) for row, token in zip(rows, canary.response_ids, strict=True)]
 
@@ -147,20 +136,21 @@ class VllmEngine:
 
     # ---- one call, many sequences
 
-    async def _generate(self, request: SampleRequest, parameters: dict[str, Any]) -> list[Any]:
-        """vLLM's final output per seed. Cancelling aborts what runs."""
+    async def _generate(self, request: SampleRequest, parameters: dict[str, Any]) -> AsyncGenerator[Piece]:
+        """What comes of every seed, as it comes. Cancelling or closing aborts what runs."""
         if self._closed:
             raise EngineError("the engine is closed", "start a new engine")
         loop = asyncio.get_running_loop()
         prepared = await loop.run_in_executor(self._preparation, self._prepare, request, parameters)
-        batch = _Batch(adapter=None, outputs=[None] * len(request.seeds))
-        batch.done.set_running_or_notify_cancel()  # only the stepping thread ends it
+        batch = Batch(len(request.seeds))
         try:
             await self._between_steps(lambda: self._admit(batch, prepared, request))
-            return await asyncio.wrap_future(batch.done)
-        except asyncio.CancelledError:
-            self._stepping.submit(lambda: self._abort(batch))
-            raise
+            while not batch.ended:
+                for piece in await batch.receive():
+                    yield piece
+        finally:
+            if not batch.ended:
+                self._stepping.submit(lambda: self._abort(batch))
 
     def _prepare(self, request: SampleRequest, parameters: dict[str, Any]) -> Any:
         """Process tokens and images once, whatever the number of seeds, and compare the expansion. Own thread."""
@@ -192,7 +182,7 @@ class VllmEngine:
             )
         return prepared
 
-    def _admit(self, batch: _Batch, prepared: Any, request: SampleRequest) -> None:
+    def _admit(self, batch: Batch, prepared: Any, request: SampleRequest) -> None:
         """Give the engine one sequence per seed; they share prompt and processed images."""
         if self._state != _AWAKE:
             raise EngineError(f"the engine is {self._state}", "wake it before sampling")
@@ -206,14 +196,15 @@ class VllmEngine:
                 one.lora_request = batch.adapter.request if batch.adapter else None
                 name = one.request_id  # vLLM lengthens the id it keeps
                 batch.engine_ids.append(self._engine.add_request(name, one, one.sampling_params))
-                self._batches[name] = (batch, place)
+                state = self._engine.output_processor.request_states[batch.engine_ids[-1]]
+                self._sequences[name] = RunningSequence(batch, place, state)
                 if batch.adapter:
                     batch.adapter.running += 1
         except Exception as error:
             self._abort(batch)
             raise EngineError(f"vLLM refused request {request.id}: {error}") from error
 
-    def _adapter_of(self, version: int | None) -> _Adapter | None:
+    def _adapter_of(self, version: int | None) -> ServedAdapter | None:
         if version is None:
             if self._live is not None and self._live.request is None:
                 raise EngineError("full training replaced the base model, there is nothing to sample without a version")
@@ -224,15 +215,14 @@ class VllmEngine:
         held = self._live.ref.version if self._live else None
         raise EngineError(f"adapter version {version} is not loaded, the engine serves {held}")
 
-    def _abort(self, batch: _Batch) -> None:
-        self._ended_tokens += self._running_tokens(batch.engine_ids)
+    def _abort(self, batch: Batch) -> None:
         self._engine.abort_request(batch.engine_ids, internal=True)
-        for name in [name for name, (owner, _) in self._batches.items() if owner is batch]:
-            del self._batches[name]
+        for name in [name for name, sequence in self._sequences.items() if sequence.batch is batch]:
+            self._ended_tokens += self._sequences.pop(name).tokens
             self._release(batch.adapter)
         self._read_progress()
 
-    def _release(self, adapter: _Adapter | None) -> None:
+    def _release(self, adapter: ServedAdapter | None) -> None:
         if adapter is None:
             return
         adapter.running -= 1
@@ -243,19 +233,25 @@ class VllmEngine:
     # ---- the stepping thread
 
     def _step(self) -> None:
-        finished = []
+        news: dict[Batch, list[Piece]] = defaultdict(list)
         for output in self._engine.step():
-            batch, place = self._batches.pop(output.request_id, (None, 0))
-            if batch is None:
+            sequence = self._sequences.pop(output.request_id, None)
+            if sequence is None:
                 continue  # aborted meanwhile
-            batch.outputs[place] = output
-            self._release(batch.adapter)
+            self._release(sequence.batch.adapter)
             self._count(output)
-            if all(one is not None for one in batch.outputs):
-                finished.append(batch)
+            if (piece := sequence.take(output)) is not None:
+                news[sequence.batch].append(piece)
+        if time.monotonic() >= self._next_reading:
+            for sequence in self._sequences.values():
+                if (piece := sequence.take()) is not None:
+                    news[sequence.batch].append(piece)
+            self._next_reading = time.monotonic() + _SPAN_SECONDS
+        if self._scheduler.prev_step_scheduled_req_ids:
+            self._progress = replace(self._progress, steps=self._progress.steps + 1)
         self._read_progress()
-        for batch in finished:  # the counters come first: who got an answer finds it counted
-            batch.done.set_result(batch.outputs)
+        for batch, pieces in news.items():  # the counters come first: who got an answer finds it counted
+            batch.push(pieces)
 
     def _count(self, output: Any) -> None:
         self._ended_tokens += len(output.outputs[0].token_ids)
@@ -269,21 +265,16 @@ class VllmEngine:
     def _read_progress(self) -> None:
         self._progress = replace(
             self._progress,
-            generated_tokens=self._ended_tokens + self._running_tokens(self._engine.output_processor.request_states),
-            running_requests=len(self._batches),
+            generated_tokens=self._ended_tokens + sum(sequence.tokens for sequence in self._sequences.values()),
+            running_requests=len(self._sequences),
             adapter_version=self._live.ref.version if self._live else None,
         )
 
-    def _running_tokens(self, engine_ids: Iterable[str]) -> int:
-        """Tokens that unfinished sequences have so far."""
-        states = self._engine.output_processor.request_states
-        return sum(states[name].detokenizer.num_output_tokens() for name in engine_ids if name in states)
-
     def _fail(self, reason: EngineError) -> None:
-        batches = {id(batch): batch for batch, _ in self._batches.values()}
-        self._batches.clear()
-        for batch in batches.values():
-            batch.done.set_exception(reason)
+        batches = {sequence.batch for sequence in self._sequences.values()}
+        self._sequences.clear()
+        for batch in batches:
+            batch.push(reason)
 
     async def _between_steps(self, operation: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._stepping.submit(operation))
@@ -306,7 +297,7 @@ class VllmEngine:
         self._read_progress()
         return ref.sha256
 
-    def _load_lora(self, ref: AdapterRef, folder: Path) -> _Adapter:
+    def _load_lora(self, ref: AdapterRef, folder: Path) -> ServedAdapter:
         from vllm.lora.request import LoRARequest
 
         check_lora_config(ref, folder, self._settings)
@@ -319,11 +310,11 @@ class VllmEngine:
         except Exception as error:
             self._engine.remove_lora(number)
             raise refusal(ref, error) from error
-        return _Adapter(ref, request)
+        return ServedAdapter(ref, request)
 
-    def _load_weights(self, ref: AdapterRef, folder: Path) -> _Adapter:
-        if self._batches:
-            raise EngineError(f"weights cannot be replaced while {len(self._batches)} sequences run")
+    def _load_weights(self, ref: AdapterRef, folder: Path) -> ServedAdapter:
+        if self._sequences:
+            raise EngineError(f"weights cannot be replaced while {len(self._sequences)} sequences run")
         try:
             check_reports(ref, self._engine.collective_rpc("argusrl_check_weights", args=(str(folder),)))
         except Exception as error:
@@ -334,17 +325,17 @@ class VllmEngine:
         self._engine.reset_prefix_cache()
         self._engine.reset_encoder_cache()
         self._state = before
-        return _Adapter(ref, None)
+        return ServedAdapter(ref, None)
 
-    def _drop(self, adapter: _Adapter) -> None:
+    def _drop(self, adapter: ServedAdapter) -> None:
         if adapter.request is not None:
             self._engine.remove_lora(adapter.request.lora_int_id)
 
     # ---- sleep and end
 
     def _sleep(self) -> None:
-        if self._batches:
-            raise EngineError(f"the engine cannot sleep while {len(self._batches)} sequences run")
+        if self._sequences:
+            raise EngineError(f"the engine cannot sleep while {len(self._sequences)} sequences run")
         if self._state == _ASLEEP:
             return
         if self._settings.device != "cpu":
@@ -368,7 +359,7 @@ class VllmEngine:
         self._preparation.shutdown(wait=True)
         self._stepping.stop()
         self._engine.engine_core.shutdown()
-        self._engine = None
+        self._engine = self._scheduler = None
         cleanup_dist_env_and_memory()
 
 
@@ -392,15 +383,31 @@ def _sampling_parameters(parameters: dict[str, Any]) -> Any:
 
     # The model's own end token counts only where it is one of the stop tokens.
     return SamplingParams(
-        n=1, detokenize=False, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY, **parameters
+        n=1,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,  # what is sent earlier is read from vLLM's own lists
+        **parameters,
     )
 
 
-def _completion(output: Any) -> Completion:
-    (sequence,) = output.outputs
-    ids = tuple(sequence.token_ids)
-    logprobs = tuple(float(row[token].logprob) for row, token in zip(sequence.logprobs, ids, strict=True))
-    stop = _STOP_REASONS.get(sequence.finish_reason)
-    if stop is None:
-        raise EngineError(f"vLLM ended request {output.request_id} with {sequence.finish_reason!r}")
-    return Completion(response_ids=ids, logprobs=logprobs, stop=stop)
+def _span(request: SampleRequest, piece: Piece) -> Span:
+    if not all(map(math.isfinite, piece.logprobs)):
+        raise EngineError(
+            f"request {request.id}: the model gave a sampled token a log-probability that is no number",
+            "weights or activations overflowed; compare model.dtype with what the model was trained in",
+        )
+    stop = None
+    if piece.output is not None:
+        reason = piece.output.outputs[0].finish_reason
+        stop = _STOP_REASONS.get(reason)
+        if stop is None:
+            raise EngineError(f"vLLM ended request {request.id} with {reason!r}")
+    return Span(index=piece.index, ids=piece.ids, logprobs=piece.logprobs, stop=stop)
+
+
+def preload() -> None:
+    """Import what an engine needs: most of the time that its start takes."""
+    import vllm  # noqa: F401

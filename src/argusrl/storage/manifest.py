@@ -8,6 +8,7 @@ from typing import Any
 
 from argusrl.errors import CorruptionError
 from argusrl.storage.digests import sha256_file
+from argusrl.storage.files import exists, read_faults
 from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 
@@ -19,10 +20,11 @@ def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises FileExistsError if the folder has one, StorageError if storage fails.
     """
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-        for name in sorted(_names(folder))
-    }
+    with read_faults(folder):
+        files = {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+            for name in sorted(_names(folder))
+        }
     manifest = {**fields, "files": files}
     publish_file(folder / MANIFEST, encode_sealed(manifest))
     return manifest
@@ -30,7 +32,7 @@ def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_manifest(folder: Path) -> bool:
     """Whether the folder was published to its end."""
-    return (folder / MANIFEST).is_file()
+    return exists(folder / MANIFEST)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -38,9 +40,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_sealed(folder / MANIFEST)
     for name, entry in manifest["files"].items():
         path = folder / name
-        if not path.is_file():
-            raise CorruptionError(f"{path} is missing, its manifest names it")
-        if (size := path.stat().st_size) != entry["bytes"]:
+        try:
+            with read_faults(path):
+                size = path.stat().st_size
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing, its manifest names it") from None
+        if size != entry["bytes"]:
             raise CorruptionError(f"{path} has {size} bytes, its manifest says {entry['bytes']}")
     return manifest
 

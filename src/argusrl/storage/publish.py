@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from argusrl.errors import StorageError
+from argusrl.storage.files import read_file
 from argusrl.storage.sealed_json import json_safe
 
 _HINTS = {
@@ -67,9 +68,10 @@ def fsync_path(path: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Create `path` and its parents durably; fine if it exists. Raises StorageError."""
-    if path.is_dir():
-        return
     with storage_faults(path):
+        if path.is_dir():
+            _settle(path)
+            return
         if path.parent != path:
             make_folder(path.parent)
         try:
@@ -80,6 +82,18 @@ def make_folder(path: Path) -> None:
                     f"{path} is a file, not a folder", "move it away, or choose another run.root"
                 ) from None
         fsync_path(path.parent)
+        _settled.add(str(path))
+
+
+_settled: set[str] = set()  # folders whose names this process knows to be durable
+
+
+def _settle(folder: Path) -> None:
+    """Who made `folder` may have died before its name was durable; nothing in it would be safe then."""
+    if str(folder) not in _settled:
+        with suppress(PermissionError):  # a parent this user may not open: it was there before the run
+            fsync_path(folder.parent)
+        _settled.add(str(folder))
 
 
 def temporary_name(path: Path) -> Path:
@@ -178,7 +192,7 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All whole lines of a JSONL file, in order; a torn line is skipped, a missing file is empty."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return []
     return list(_objects(data.split(b"\n")[:-1]))  # without its newline the last line is torn

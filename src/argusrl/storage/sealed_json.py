@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from argusrl.errors import CorruptionError
+from argusrl.storage.files import read_file
 
 SEAL = "seal"
 _LOST = "restore the file from a copy; `argusrl runs verify` lists everything that is damaged"
@@ -39,9 +40,9 @@ def decode_sealed(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read and check a sealed file. Raises CorruptionError if it is missing or damaged."""
+    """Read and check a sealed file. Raises CorruptionError if it is missing or damaged, StorageError if it cannot be read."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         raise CorruptionError(f"{path} is missing", _LOST) from None
     return decode_sealed(data, path)

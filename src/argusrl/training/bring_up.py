@@ -1,86 +1,171 @@
-"""Starts all workers of a run in the order that colocation allows."""
+"""Starts all workers of a run, or takes over those that a driver before this one left alive."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
 
 from argusrl.config.sections import Config
 from argusrl.policy.settings import PolicySettings
 from argusrl.rollout.engine import EngineSettings
 from argusrl.rollout.vllm_engine import engine_environment
+from argusrl.storage.digests import sha256_bytes
 from argusrl.storage.layout import RunFolder
 from argusrl.training.checks import CheckedInput
 from argusrl.training.engine_worker import EngineWorker
 from argusrl.training.episode_worker import EpisodeWorker
-from argusrl.training.fleet import EngineFleet, EpisodeFleet, Position, RankFleet, Workers
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Member, Position, RankFleet, Workers
 from argusrl.training.placement import Placement
 from argusrl.training.rank_worker import RankWorker
 
 _ASYNC_CALLS = 10_000  # concurrent calls of an asynchronous actor; its own limits decide
+_ANSWER_SECONDS = 5.0
 
 
-def start_workers(
-    config: Config, folder: RunFolder, placement: Placement, checked: CheckedInput, epoch: int, logs: Path
-) -> Workers:
-    """Create all actors; nobody is waited for."""
-    layout = placement.layout
-    position = Position(epoch)
-    deadline = config.cluster.call_timeout_seconds
-    engines = start_engines(config, folder, placement, checked, logs)
-    settings = PolicySettings.from_config(config, device=layout.device, banned_ids=checked.banned_ids)
-    first = 0 if layout.colocate else layout.engines
-    threads = {"OMP_NUM_THREADS": str(config.training.threads)}
-    ranks = [
-        placement.start(
-            RankWorker, first + rank, settings, config, folder, rank, layout.ranks, logs, environment=threads
+@dataclass(slots=True)
+class Hiring:
+    """How each worker of a run is started."""
+
+    config: Config
+    folder: RunFolder
+    placement: Placement
+    checked: CheckedInput
+    logs: Path
+    position: Position
+    standbys: list[Any] = field(default_factory=list)  # engine workers with everything imported, not started
+
+    @property
+    def identity(self) -> str:
+        """Of everything a worker is made from; one that was made from other things cannot be taken over."""
+        layout = msgspec.to_builtins(self.placement.layout)
+        made_from = [self.config.model_dump(mode="json"), layout, version("argusrl")]
+        return sha256_bytes(json.dumps(made_from, sort_keys=True).encode())
+
+    def engines(self, found: dict[tuple[str, int], Any]) -> EngineFleet:
+        """One engine per bundle that holds one."""
+        return EngineFleet(**self._fleet("engine", self.placement.layout.engines, self.engine, found))
+
+    def ranks(self, found: dict[tuple[str, int], Any]) -> RankFleet:
+        return RankFleet(**self._fleet("rank", self.placement.layout.ranks, self.rank, found))
+
+    def episodes(self, found: dict[tuple[str, int], Any]) -> EpisodeFleet:
+        return EpisodeFleet(**self._fleet("w", self.placement.layout.episode_workers, self.episode_worker, found))
+
+    def _fleet(
+        self, kind: str, count: int, make: Callable[[int], Member], found: dict[tuple[str, int], Any]
+    ) -> dict[str, Any]:
+        members = [Member(n, found[kind, n], fresh=False) if (kind, n) in found else make(n) for n in range(count)]
+        return {
+            "members": members,
+            "make": make,
+            "identity": self.identity,
+            "position": self.position,
+            "deadline_seconds": self.config.cluster.call_timeout_seconds,
+        }
+
+    def engine(self, number: int, devices: str | None = None) -> Member:
+        """A new engine in its bundle; a standby becomes it where there is one."""
+        settings = engine_settings(self.config, self.placement.layout.device, self.checked)
+        actor = self.standbys.pop() if self.standbys else self._engine_process("engine", number, number, idle=False)
+        return Member(number, actor, actor.start.remote(settings, self.identity, number, devices))
+
+    def standby(self, number: int) -> None:
+        """Begin to start a process that can become an engine in seconds."""
+        self.standbys.append(self._engine_process("standby", number, number, idle=True))
+
+    def _engine_process(self, kind: str, number: int, bundle: int, *, idle: bool) -> Any:
+        settings = engine_settings(self.config, self.placement.layout.device, self.checked)
+        threads = {"OMP_NUM_THREADS": str(max(1, int(self.config.cluster.cpus_per_slot)))}
+        return self.placement.start(
+            kind,
+            number,
+            EngineWorker,
+            self.folder,
+            self.logs,
+            self.config.recovery.orphan_seconds,
+            bundle=bundle,
+            idle=idle,
+            environment={**threads, **engine_environment(settings)},
+            max_concurrency=_ASYNC_CALLS,
         )
-        for rank in range(layout.ranks)
-    ]
+
+    def rank(self, number: int) -> Member:
+        """A new rank in its bundle."""
+        layout, config = self.placement.layout, self.config
+        settings = PolicySettings.from_config(config, device=layout.device, banned_ids=self.checked.banned_ids)
+        first = 0 if layout.colocate else layout.engines
+        return Member(
+            number,
+            self.placement.start(
+                "rank",
+                number,
+                RankWorker,
+                settings,
+                config,
+                self.folder,
+                self.identity,
+                self.logs,
+                bundle=first + number,
+                groups={"beat": 1},
+                environment={"OMP_NUM_THREADS": str(config.training.threads)},
+            ),
+        )
+
+    def episode_worker(self, number: int) -> Member:
+        """A new episode worker, outside the bundles."""
+        return Member(
+            number,
+            self.placement.start(
+                "w",
+                number,
+                EpisodeWorker,
+                self.config,
+                self.folder,
+                self.checked.bad_rows,
+                self.placement.layout.engines,
+                self.identity,
+                self.logs,
+                bundle=None,
+                environment={"OMP_NUM_THREADS": "1"},
+                max_concurrency=_ASYNC_CALLS,
+            ),
+        )
+
+
+def hire(hiring: Hiring) -> Workers:
+    """All workers of a run: those that live, and new ones for the rest. Nobody is waited for."""
+    found = hiring.placement.find()
+    for place, actor in [item for item in found.items() if item[0][0] == "standby"]:
+        serves = _serves(actor)
+        if serves is None:
+            hiring.standbys.append(actor)
+        else:
+            found["engine", serves] = actor
+        del found[place]
     return Workers(
-        engines=EngineFleet(engines, position, deadline),
-        ranks=RankFleet(ranks, position, deadline),
-        episodes=EpisodeFleet(
-            start_episode_workers(config, folder, placement, checked, engines, logs), position, deadline
-        ),
-        position=position,
-        logs=logs,
+        engines=hiring.engines(found),
+        ranks=hiring.ranks(found),
+        episodes=hiring.episodes(found),
+        position=hiring.position,
+        logs=hiring.logs,
     )
 
 
-def start_engines(
-    config: Config, folder: RunFolder, placement: Placement, checked: CheckedInput, logs: Path
-) -> list[Any]:
-    """One engine actor per bundle that holds one."""
-    settings = engine_settings(config, placement.layout.device, checked)
-    environment = {"OMP_NUM_THREADS": str(max(1, int(config.cluster.cpus_per_slot))), **engine_environment(settings)}
-    return [
-        placement.start(
-            EngineWorker, index, settings, folder, index, logs, environment=environment, max_concurrency=_ASYNC_CALLS
-        )
-        for index in range(placement.layout.engines)
-    ]
-
-
-def start_episode_workers(
-    config: Config, folder: RunFolder, placement: Placement, checked: CheckedInput, engines: list[Any], logs: Path
-) -> list[Any]:
-    """Actors outside the bundles."""
-    return [
-        placement.start_outside(
-            EpisodeWorker,
-            f"w{index}",
-            config,
-            folder,
-            checked.bad_rows,
-            engines,
-            logs,
-            environment={"OMP_NUM_THREADS": "1"},
-            max_concurrency=_ASYNC_CALLS,
-        )
-        for index in range(placement.layout.episode_workers)
-    ]
+def _serves(standby: Any) -> int | None:
+    """The place of the engine that a standby has become."""
+    try:
+        place: int | None = ray.get(standby.serves.remote(), timeout=_ANSWER_SECONDS)
+    except RayError:  # it still imports: it is a standby
+        return None
+    return place
 
 
 def engine_settings(config: Config, device: str, checked: CheckedInput) -> EngineSettings:
@@ -109,17 +194,3 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         max_pixels=config.model.max_pixels,
         options=dict(engine.options),
     )
-
-
-async def wait_ready(config: Config, workers: Workers, *, one_after_other: bool) -> None:
-    """Returns when engines, ranks and episode workers are up. Raises what a start raised.
-
-    `one_after_other` (ranks and engines share GPUs): engines measure free memory while they start, so ranks come
-    into it later, when the engines sleep.
-    """
-    deadline = config.cluster.start_timeout_seconds
-    both = asyncio.gather(workers.engines.ready(deadline), workers.episodes.ready(deadline))
-    if one_after_other:
-        await both
-    else:
-        await asyncio.gather(both, workers.ranks.connect(deadline))

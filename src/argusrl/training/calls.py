@@ -4,40 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from argusrl.errors import ArgusError, DeadlineError, WorkerError
+from argusrl.errors import ArgusError, DeadlineError, WorkerError, WorkerLost
 
 T = TypeVar("T")
 
+SETTLE_SECONDS = 15.0
 
-async def call(reference: Awaitable[T], deadline_seconds: float, what: str) -> T:
-    """Await one remote call. Raises the worker's own ArgusError, WorkerError if it died, DeadlineError if it hangs."""
+
+async def call(reference: Awaitable[T], deadline_seconds: float, method: str, member: str) -> T:
+    """Await one remote call. Raises the worker's own ArgusError, WorkerLost if it died, DeadlineError if it hangs.
+
+    `method` and `member` ("rank 1") are for the messages.
+    """
     try:
         return await asyncio.wait_for(_resolved(reference), deadline_seconds)
     except RayError as error:  # first: what a worker raised may be a TimeoutError as well
-        raise translate(error, what) from error
+        raise translate(error, method, member) from error
     except TimeoutError as error:
-        raise DeadlineError(f"{what} did not answer within {deadline_seconds:.0f} s") from error
+        raise DeadlineError(f"{member} did not answer within {deadline_seconds:.0f} s ({method})") from error
 
 
 async def _resolved(reference: Awaitable[T]) -> T:
     return await reference
 
 
-async def call_all(references: Iterable[Awaitable[T]], deadline_seconds: float, what: str) -> list[T]:
-    """Await the same call on all workers; the first fault wins."""
-    return list(
-        await asyncio.gather(
-            *(call(reference, deadline_seconds, f"{what} {index}") for index, reference in enumerate(references))
-        )
-    )
+async def call_all(
+    references: Iterable[Awaitable[T]], deadline_seconds: float, method: str, members: Sequence[str]
+) -> list[T]:
+    """Await the same call on all workers. After the first fault the others get SETTLE_SECONDS to end, too.
+
+    Raises the fault that explains the others: one dead rank makes its neighbours' collectives fail.
+    """
+    tasks = [
+        asyncio.ensure_future(call(reference, deadline_seconds, method, member))
+        for reference, member in zip(references, members, strict=True)
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.done() and task.exception() for task in tasks):
+            await asyncio.wait(tasks, timeout=SETTLE_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+    faults = [fault for task in tasks if task.done() and not task.cancelled() and (fault := task.exception())]
+    if faults:
+        raise next((fault for fault in faults if isinstance(fault, WorkerLost)), faults[0])
+    return [task.result() for task in tasks]
 
 
-def translate(error: RayError, what: str) -> ArgusError:
+async def settle(
+    references: Iterable[Awaitable[T]], deadline_seconds: float, method: str, members: Sequence[str]
+) -> list[T | ArgusError]:
+    """Await the same call on all workers; what each returned or which fault it has."""
+
+    async def one(reference: Awaitable[T], member: str) -> T | ArgusError:
+        try:
+            return await call(reference, deadline_seconds, method, member)
+        except ArgusError as fault:
+            return fault
+
+    return list(await asyncio.gather(*(one(*pair) for pair in zip(references, members, strict=True))))
+
+
+def translate(error: RayError, method: str, member: str) -> ArgusError:
     """The fault behind Ray's exception: a worker's own error stays what it is."""
     if isinstance(error, RayTaskError):
         cause: Any = error.cause
@@ -45,8 +79,9 @@ def translate(error: RayError, what: str) -> ArgusError:
             cause = cause.exceptions[0]
         if isinstance(cause, ArgusError):
             return cause
-        logging.getLogger(__name__).error("%s failed:\n%s", what, error)
-        return WorkerError(f"{what} failed: {type(cause).__name__}: {cause}", "attempts/*/logs holds the traceback")
+        logging.getLogger(__name__).error("%s of %s failed:\n%s", method, member, error)
+        text = f"{member} failed in {method}: {type(cause).__name__}: {cause}"
+        return WorkerError(text, "attempts/*/logs holds the traceback")
     if isinstance(error, RayActorError):
-        return WorkerError(f"{what} died: {str(error).splitlines()[0]}")
-    return WorkerError(f"{what} failed: {error}")
+        return WorkerLost(f"{member} died ({method}): {str(error).splitlines()[0]}", member=member)
+    return WorkerError(f"{member} failed in {method}: {error}")

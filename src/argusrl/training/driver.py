@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from argusrl.cluster.local import HEAD_FOLDER
 from argusrl.config.load import digest, read_resolved
 from argusrl.config.secrets import resolve_environment
 from argusrl.config.sections import Config
@@ -120,11 +121,14 @@ class _Driver:
         """Start the workers and train."""
         # Ray is imported only once nothing cheap can go wrong any more, and reads its environment at import.
         os.environ.update(ray_environment(self.config))
-        from argusrl.training.bring_up import start_workers
+        from argusrl.training.bring_up import Hiring, hire
+        from argusrl.training.fleet import Position
+        from argusrl.training.healing import Healing
         from argusrl.training.phases import Colocation
         from argusrl.training.placement import place
         from argusrl.training.run import Run
         from argusrl.training.trainer import close, train
+        from argusrl.training.watch import Watch
 
         config, checked = self.config, self.checked
         assert config is not None
@@ -137,10 +141,12 @@ class _Driver:
         )
         sinks = open_sinks(config, self.folder, history(self.folder), lambda kind, text: _note(events, kind, text))
         self.display.phase("ray start")
-        placement = place(config.cluster, resolve_environment(config.cluster.environment))
+        environment = resolve_environment(config.cluster.environment)
+        placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)
         try:
             layout = placement.layout
-            workers = start_workers(config, self.folder, placement, checked, epoch.number, self.logs)
+            hiring = Hiring(config, self.folder, placement, checked, self.logs, Position(epoch.number))
+            workers = hire(hiring)
             run = Run(
                 config=config,
                 config_sha256=digest(read_resolved(self.folder.config)),
@@ -162,13 +168,21 @@ class _Driver:
                 conditions=conditions(config, layout.ranks, layout.device),
                 workers_share_gpus=layout.colocate and layout.device == "cuda",
                 on_phase=self.heartbeat.phase,
+                attempt=self.attempt,
             )
+            run.healing = Healing(run, hiring)
+            watch = Watch(workers, config.recovery.hang_seconds, run.give_up)
             self.heartbeat.start(run)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, run.stop.set)
-            outcome = await train(run, sinks)
-            with suppress(Exception):
-                await close(run)
+            watch.start()
+            try:
+                outcome = await train(run, sinks)
+                with suppress(Exception):
+                    await close(run)
+            finally:
+                await watch.stop()
+                await run.healing.stop()
         finally:
             placement.close()
             sinks.close()
@@ -185,7 +199,7 @@ class _Driver:
 def ray_environment(config: Config | None) -> dict[str, str]:
     """Variables that Ray reads when it is imported."""
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    if config is not None and config.cluster.address == "local":
+    if config is not None and config.cluster.address == "local" and HEAD_FOLDER not in os.environ:
         # A token of its own per attempt: other users of this machine cannot submit work to its Ray, and nothing lands
         # in the home folder.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -1,18 +1,28 @@
-"""The actor that holds one engine."""
+"""The actor that holds one engine. Episode workers submit requests and collect what was sampled, in bulk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import os
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from argusrl.errors import ArgusError, EngineError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
-from argusrl.rollout.engine import Canary, Completion, EngineImage, EngineProgress, EngineSettings, SampleRequest
-from argusrl.rollout.vllm_engine import VllmEngine
+from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
+from argusrl.rollout.vllm_engine import VllmEngine, preload
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
-from argusrl.training.process import start_logging
+from argusrl.training.process import Lease, start_logging
 from argusrl.types import AdapterRef, TrajectoryRef
+
+_COLLECT_SECONDS = 5.0  # an empty answer after this long says that the engine lives
+_BULK_SECONDS = 0.005  # what comes within this time travels together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +33,121 @@ class EngineProof:
     canary: list[float]  # [R] log-probabilities of the canary's reply under the adapter
 
 
-class EngineWorker:
-    """Starts vLLM in its own process; every call carries (epoch, step)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A part of the answer to one request; `error` ends it."""
 
-    def __init__(self, settings: EngineSettings, folder: RunFolder, index: int, logs: Path) -> None:
-        start_logging(logs / f"engine{index}.log")
+    request_id: str
+    span: Span | None = None
+    error: ArgusError | None = None
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """What one episode worker has not confirmed yet, so that an answer that got lost is sent again."""
+
+    items: deque[Delivery] = field(default_factory=deque)
+    first: int = 0  # number of items[0]
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, item: Delivery) -> None:
+        self.items.append(item)
+        self.filled.set()
+
+    def confirm(self, number: int) -> None:
+        """Forget everything before `number`."""
+        while self.first < number and self.items:
+            self.items.popleft()
+            self.first += 1
+
+
+class EngineWorker:
+    """One vLLM in a process of its own. A standby has everything imported and starts when it is needed."""
+
+    def __init__(self, name: str, folder: RunFolder, logs: Path, orphan_seconds: float) -> None:
+        start_logging(logs / f"{name}.log")
+        preload()
+
         self.folder = folder
         self.fence = Fence()
-        self.engine = VllmEngine.start(settings)
+        self.lease = Lease(orphan_seconds)
+        self.engine: Any = None
+        self.identity = ""
+        self.place: int | None = None
         self._canary: Canary | None = None
         self._sha256 = ""  # of the adapter that was loaded last
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
 
-    async def ready(self) -> bool:
-        """Answers once the engine is up; a failed start surfaces here."""
+    async def start(self, settings: EngineSettings, identity: str, place: int, devices: str | None) -> None:
+        """Start the engine; `devices` are the GPUs of the one it replaces (a standby was given none). EngineError."""
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        self.identity, self.place = identity, place
+        self.engine = VllmEngine.start(settings)
+
+    async def attach(self, epoch: int, identity: str) -> bool:
+        """Take a driver's first call: forget the requests of the one before. False: this engine is of another kind."""
+        self.fence.enter(epoch)
+        self.lease.renew()
+        if self.engine is None or identity != self.identity:
+            return False
+        tasks = list(self._requests.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._mailboxes.clear()
         return True
 
-    async def sample(self, epoch: int, step: int, request: SampleRequest) -> list[Completion]:
-        """One completion per seed, in order."""
+    async def serves(self) -> int | None:
+        """The place whose engine this is; None for a standby."""
+        return self.place
+
+    async def devices(self) -> str | None:
+        """The GPUs of this engine."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    # ---- sampling
+
+    async def submit(self, epoch: int, step: int, client: str, request: SampleRequest) -> None:
+        """Begin to sample; `collect` brings what comes. A repeated submission of a running request changes nothing."""
         self.fence.check(epoch, step)
-        return await self.engine.sample(request)
+        if request.id not in self._requests:
+            task = asyncio.get_running_loop().create_task(self._sample(client, request))
+            self._requests[request.id] = task
+            task.add_done_callback(lambda _: self._requests.pop(request.id, None))
+
+    async def _sample(self, client: str, request: SampleRequest) -> None:
+        mailbox = self._mailboxes.setdefault(client, _Mailbox())
+        try:
+            async for span in self.engine.sample(request):
+                mailbox.put(Delivery(request_id=request.id, span=span))
+        except ArgusError as error:
+            mailbox.put(Delivery(request_id=request.id, error=error))
+        except Exception as error:
+            fault = EngineError(f"request {request.id}: {type(error).__name__}: {error}")
+            mailbox.put(Delivery(request_id=request.id, error=fault))
+
+    async def collect(self, epoch: int, client: str, confirmed: int) -> tuple[int, list[Delivery]]:
+        """(number of the first item, items) for a client that has everything before `confirmed`; waits for some."""
+        self.fence.check_epoch(epoch)
+        mailbox = self._mailboxes.setdefault(client, _Mailbox())
+        mailbox.confirm(confirmed)
+        if not mailbox.items:
+            mailbox.filled.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(mailbox.filled.wait(), _COLLECT_SECONDS)
+                await asyncio.sleep(_BULK_SECONDS)
+        return mailbox.first, list(mailbox.items)
+
+    async def abort(self, epoch: int, ids: Sequence[str]) -> None:
+        """Stop sampling these requests; nobody waits for them any more."""
+        self.fence.check_epoch(epoch)
+        for name in ids:
+            if name in self._requests:
+                self._requests[name].cancel()
+
+    # ---- adapters
 
     async def set_canary(self, epoch: int, step: int, reference: TrajectoryRef) -> None:
         """Take the fixed sequence of the run from the journal; it tells adapters apart."""
@@ -67,6 +173,8 @@ class EngineWorker:
         assert self._canary is not None
         return EngineProof(sha256=self._sha256, canary=await self.engine.score(self._canary, version))
 
+    # ---- memory, progress
+
     async def sleep(self, epoch: int, step: int) -> None:
         self.fence.check(epoch, step)
         await self.engine.sleep()
@@ -79,5 +187,9 @@ class EngineWorker:
         self.fence.check(epoch, step)
         await self.engine.wake_cache()
 
-    async def progress(self) -> EngineProgress:
-        return await self.engine.progress()
+    async def progress(self, epoch: int) -> EngineProgress:
+        """Counters that grow while the engine works. Raises EngineError when its stepping thread has ended."""
+        self.fence.check_epoch(epoch)
+        self.lease.renew()
+        progress: EngineProgress = await self.engine.progress()
+        return progress

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from ray.exceptions import RayError
+from typing import Any, TypeVar
 
 from argusrl.config.sections import Config
 from argusrl.data.source import PromptSource, SelectedSource, open_source
 from argusrl.environments.sessions import open_sessions
-from argusrl.errors import EngineError, WorkerError
+from argusrl.errors import WorkerError
 from argusrl.journal.episodes import EpisodeJournal, Leftovers, SealedStep
 from argusrl.rewards.combined import open_rewards
-from argusrl.rollout.engine import Completion, SampleRequest
+from argusrl.rollout.engine import SampleRequest, Span
 from argusrl.rollout.player import EpisodePlayer, PlaySettings, Sample, Unrecorded
 from argusrl.rollout.rendering import Renderer
 from argusrl.rollout.seeds import derive_seed
 from argusrl.storage.layout import RunFolder
-from argusrl.training.calls import translate
+from argusrl.training.engine_links import EngineLinks
 from argusrl.training.fence import Fence
-from argusrl.training.process import start_logging
-from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef
+from argusrl.training.process import Lease, start_logging
+from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef, Unfinished
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,10 @@ class GroupOrder:
 class AdoptedStep:
     """What interrupted attempts had finished, and which row of the prompt source each prompt id is."""
 
-    leftovers: Leftovers
+    leftovers: Leftovers  # without the unfinished ones, which stay with the workers
     rows: dict[str, int]
+    unfinished: int  # replies and episodes that this worker can go on with
+    unfinished_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +57,21 @@ class Score:
     failed: str = ""  # the reason, for an episode that counts for nothing
 
 
-class _RayEngine:
-    """An engine actor as the player sees it."""
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The engines as the player sees them: one, whichever it is."""
 
-    def __init__(self, actor: Any, epoch: int, step: int) -> None:
-        self.actor, self.epoch, self.step = actor, epoch, step
+    links: EngineLinks
+    epoch: int
+    step: int
+    home: int
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[tuple[int, Completion]]:
-        try:
-            completions = await self.actor.sample.remote(self.epoch, self.step, request)
-        except RayError as error:
-            fault = translate(error, "the engine")
-            raise (EngineError(str(fault)) if isinstance(fault, WorkerError) else fault) from error
-        for item in enumerate(completions):
-            yield item
+    def sample(self, request: SampleRequest) -> AsyncIterator[Span]:
+        return self.links.sample(self.epoch, self.step, self.home, request)
 
 
 class EpisodeWorker:
-    """Holds no model. One journal writer per step; several groups play at the same time."""
+    """Holds no model. One journal writer per step and epoch; several groups play at the same time."""
 
     def __init__(
         self,
@@ -80,44 +79,88 @@ class EpisodeWorker:
         config: Config,
         folder: RunFolder,
         bad_rows: dict[str, Sequence[int]],
-        engines: Sequence[Any],
+        engines: int,
+        identity: str,
         logs: Path,
     ) -> None:
         start_logging(logs / f"{name}.log")
-        self.name, self.config, self.folder, self.engines = name, config, folder, list(engines)
+        self.name, self.config, self.folder, self.identity = name, config, folder, identity
         self.fence = Fence()
+        self.lease = Lease(config.recovery.orphan_seconds)
+        self.links: EngineLinks | None = None
         self.renderer = Renderer.of(config.model)
         self.sources = {split: open_good_rows(config, split, bad) for split, bad in bad_rows.items()}
         self.sessions = open_sessions(config.environment)
         self.rewards = open_rewards(config.rewards, processes=config.cluster.reward_processes)
         self.player = EpisodePlayer(self.renderer, self.sessions.new, self.rewards)
         self.journal: EpisodeJournal | None = None
+        self.unfinished: Mapping[TrajectoryKey, Unfinished] = {}
         self.flush = _GroupCommit()
-        groups = 2 * config.engine.max_sequences * len(self.engines)
+        self.playing: set[asyncio.Task[Any]] = set()
+        groups = 2 * config.engine.max_sequences * engines
         groups //= config.algorithm.group_size * config.cluster.episode_workers
         self.slots = asyncio.Semaphore(max(1, groups))
 
-    async def ready(self) -> bool:
-        return True
+    async def attach(self, epoch: int, identity: str) -> bool:
+        """Take a driver's first call: stop what the one before asked for. False: this worker is of another kind."""
+        self.fence.enter(epoch)
+        self.lease.renew()
+        await self._stop_playing()
+        if self.journal is not None:
+            await asyncio.to_thread(self.journal.abandon)
+            self.journal = None
+        self.unfinished = {}
+        return identity == self.identity
+
+    async def beat(self, epoch: int) -> None:
+        """Answers while the worker's loop runs."""
+        self.fence.check_epoch(epoch)
+        self.lease.renew()
+
+    async def set_engines(self, epoch: int, step: int, engines: Mapping[int, Any]) -> None:
+        """The engines that serve now, by number; replies of others go on at these."""
+        self.fence.check(epoch, step)
+        if self.links is None:
+            self.links = EngineLinks(f"{self.name}-{id(self):x}")
+        self.links.set(engines)
 
     async def begin(self, epoch: int, step: int) -> None:
         """Open this worker's segments of a step."""
         self.fence.check(epoch, step)
-        self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.name)
+        self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.name.partition(".")[0])
+        self.unfinished = {}
 
-    async def adopt(self, epoch: int, step: int, adapter_sha256: str, indices: Sequence[int]) -> AdoptedStep:
-        """Take over what interrupted attempts had finished in this step, sampled from the committed adapter."""
+    async def adopt(
+        self, epoch: int, step: int, finished: bool, adapter_sha256: str, indices: Sequence[int]
+    ) -> AdoptedStep:
+        """Take over what lower epochs left in this step under the committed adapter.
+
+        One worker copies what is `finished`; every worker reads for itself what it can go on with.
+        """
         self.fence.check(epoch, step)
         assert self.journal is not None
-        leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256)
+        leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256, finished=finished, unfinished=True)
+        self.unfinished = leftovers.unfinished
         rows = {self.sources["train"][index].id: index for index in indices} if leftovers.trajectories else {}
-        return AdoptedStep(leftovers=leftovers, rows=rows)
+        return AdoptedStep(
+            leftovers=replace(leftovers, unfinished={}),
+            rows=rows,
+            unfinished=len(self.unfinished),
+            unfinished_tokens=sum(
+                len(one.ids) + sum(len(turn.response_ids) for turn in one.turns) for one in self.unfinished.values()
+            ),
+        )
 
     async def play(
         self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings, attempt: int
     ) -> list[TrajectoryRef | EpisodeFailure]:
         """Play samples of one group of the training set; durable in the journal when this returns."""
         self.fence.check(epoch, step)
+        return await self._stoppable(self._play(epoch, step, order, settings, attempt))
+
+    async def _play(
+        self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings, attempt: int
+    ) -> list[TrajectoryRef | EpisodeFailure]:
         journal = self.journal
         assert journal is not None
         prompt = self.sources["train"][order.index]
@@ -126,7 +169,8 @@ class EpisodeWorker:
         samples = []
         for number in order.samples:
             key = TrajectoryKey(step, prompt.id, number)
-            samples.append(Sample(key=key, seed=derive_seed(seed, step, prompt.id, number)))
+            begun = self.unfinished.get(key) if attempt == 0 else None
+            samples.append(Sample(key=key, seed=derive_seed(seed, step, prompt.id, number), unfinished=begun))
         results: dict[TrajectoryKey, TrajectoryRef | EpisodeFailure] = {}
 
         def on_end(outcome: Trajectory | EpisodeFailure, image_patches: int) -> None:
@@ -151,7 +195,7 @@ class EpisodeWorker:
                 prompt,
                 samples,
                 environment_seed,
-                _RayEngine(self.engines[order.engine], epoch, step),
+                self._engine(epoch, step, order.engine),
                 journal,
                 settings,
                 on_end,
@@ -160,14 +204,18 @@ class EpisodeWorker:
         return [results[sample.key] for sample in samples]
 
     async def seal(self, epoch: int, step: int) -> SealedStep:
-        """Close this step's segments; only then may a plan name them."""
+        """Close this step's segments; only then may a plan name them. What still plays is stopped first."""
         self.fence.check(epoch, step)
         assert self.journal is not None
+        await self._stop_playing()
         return await asyncio.to_thread(self.journal.seal)
 
     async def evaluate(self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings) -> list[Score]:
         """Play samples of one held-out prompt; nothing goes to the journal."""
         self.fence.check(epoch, step)
+        return await self._stoppable(self._evaluate(epoch, step, order, settings))
+
+    async def _evaluate(self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings) -> list[Score]:
         prompt = self.sources["heldout"][order.index]
         seed = self.config.run.seed
         samples = [
@@ -179,7 +227,7 @@ class EpisodeWorker:
                 prompt,
                 samples,
                 derive_seed(seed, "environment", prompt.id),
-                _RayEngine(self.engines[order.engine], epoch, step),
+                self._engine(epoch, step, order.engine),
                 Unrecorded(),
                 settings,
             )
@@ -200,7 +248,7 @@ class EpisodeWorker:
             prompt,
             [Sample(key=TrajectoryKey(step, prompt.id, 0), seed=0)],
             derive_seed(self.config.run.seed, "environment", prompt.id),
-            _RayEngine(self.engines[0], epoch, step),
+            self._engine(epoch, step, 0),
             self.journal,
             replace(settings, max_turns=1),
             on_end,
@@ -213,8 +261,30 @@ class EpisodeWorker:
             )
         return self.journal.finished(outcomes[0], image_patches=patches)
 
+    def _engine(self, epoch: int, step: int, home: int) -> _Engine:
+        assert self.links is not None
+        return _Engine(self.links, epoch, step, home)
+
+    async def _stoppable(self, play: Coroutine[Any, Any, T]) -> T:
+        """Play in a task that `_stop_playing` may end: cancelling a call on the driver's side does not reach here."""
+        task = asyncio.create_task(play)
+        self.playing.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise WorkerError("stopped by the driver") from None
+        finally:
+            self.playing.discard(task)
+
+    async def _stop_playing(self) -> None:
+        playing = list(self.playing)
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+
     async def close(self) -> None:
         """End environments and rewards."""
+        await self._stop_playing()
         await self.rewards.close()
         await self.sessions.close()
 

@@ -12,10 +12,10 @@ from argusrl.config.secrets import resolve_environment
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 from argusrl.storage.layout import RunFolder
-from argusrl.training.bring_up import start_engines, start_episode_workers
+from argusrl.training.bring_up import Hiring
 from argusrl.training.checks import CheckedInput, check_in_child, settings_for
 from argusrl.training.evaluation import evaluate
-from argusrl.training.fleet import EngineFleet, EpisodeFleet, Position
+from argusrl.training.fleet import Fleet, Position
 from argusrl.training.placement import Placement, place
 from argusrl.types import AdapterRef
 
@@ -50,13 +50,14 @@ async def _evaluate(
     job: EvaluationJob, checked: CheckedInput, placement: Placement, say: Callable[[str], None]
 ) -> dict[str, Any]:
     config = job.config
-    position, deadline = Position(_EPOCH), config.cluster.call_timeout_seconds
-    engines = EngineFleet(start_engines(config, job.folder, placement, checked, job.logs), position, deadline)
-    workers = start_episode_workers(config, job.folder, placement, checked, engines.actors, job.logs)
-    episodes = EpisodeFleet(workers, position, deadline)
+    hiring = Hiring(config, job.folder, placement, checked, job.logs, Position(_EPOCH))
+    engines, episodes = hiring.engines({}), hiring.episodes({})
     start = config.cluster.start_timeout_seconds
     say("starting engines")
-    await asyncio.gather(engines.ready(start), episodes.ready(start))
+    fleets: list[Fleet] = [engines, episodes]
+    await asyncio.gather(*(fleet.attach(n, start) for fleet in fleets for n in range(len(fleet.members))))
+    engines.serving = set(range(len(engines.members)))
+    await episodes.set_engines(engines.handles())
     prompts = min(checked.heldout_prompts, config.evaluate.prompts or checked.heldout_prompts)
     report: dict[str, Any] = {"prompts": prompts, "samples": config.evaluate.samples}
     for name, adapter in (("base", None), ("adapter", job.adapter)):
@@ -66,7 +67,7 @@ async def _evaluate(
             await engines.load_adapter(adapter)
         say(f"evaluating {name}")
         result = await evaluate(
-            episodes, settings_for(config, adapter), config, prompts=prompts, engines=len(engines.actors)
+            episodes, settings_for(config, adapter), config, prompts=prompts, engines=len(engines.members)
         )
         report[name] = result.report()
     if job.adapter is not None:

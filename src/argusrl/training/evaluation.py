@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from argusrl.config.sections import Config
 from argusrl.rollout.player import PlaySettings
 from argusrl.training.episode_worker import GroupOrder, Score
 from argusrl.training.fleet import EpisodeFleet
+from argusrl.training.rollout import together
 
 _Z = 1.959964  # two-sided 95 %
 
@@ -97,10 +97,7 @@ async def evaluate(
         if on_progress is not None:
             on_progress(done, 2 * prompts)
 
-    async with asyncio.TaskGroup() as tasks:
-        for index in range(prompts):
-            for name in scores:
-                tasks.create_task(one(index, name))
+    await together(one(index, name) for index in range(prompts) for name in scores)
     return EvaluationResult(
         greedy=_accuracy(scores["greedy"], section.success_reward),
         sampled=_accuracy(scores["sampled"], section.success_reward),

@@ -20,3 +20,17 @@ class Fence:
                 "another driver owns this run now; stop this one",
             )
         self.epoch, self.step = epoch, step
+
+    def enter(self, epoch: int) -> None:
+        """The first call of a driver, or of its new epoch. Raises FencedError for an older epoch."""
+        self.check_epoch(epoch)
+        if epoch > self.epoch:
+            self.epoch, self.step = epoch, 0
+
+    def check_epoch(self, epoch: int) -> None:
+        """For calls that belong to no step. Raises FencedError for a call from an older epoch."""
+        if epoch < self.epoch:
+            raise FencedError(
+                f"a call for epoch {epoch} reached a worker at epoch {self.epoch}",
+                "another driver owns this run now; stop this one",
+            )

@@ -1,20 +1,25 @@
 """All workers of a run as the driver sees them: engines, ranks and episode workers.
 
-Each call goes to every worker of its kind, carries (epoch, step), and has a deadline.
+Each call goes to every worker of its kind, carries (epoch, step), and has a deadline. A worker has a place (its
+number); the process there may be replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ray
+
+from argusrl.errors import ArgusError, DeadlineError, WorkerError, WorkerLost
 from argusrl.journal.episodes import SealedStep
 from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
-from argusrl.training.calls import call, call_all
+from argusrl.training.calls import call, call_all, settle
 from argusrl.training.engine_worker import EngineProof
 from argusrl.training.episode_worker import AdoptedStep, GroupOrder, Score
 from argusrl.training.rank_worker import Published, RankUpdate, UpdateReport
@@ -29,42 +34,130 @@ class Position:
     step: int = 0
 
 
+@dataclass(slots=True)
+class Member:
+    """The process at one place. `started` is the call that starts it, where that is not its constructor."""
+
+    place: int
+    actor: Any
+    started: Any = None
+    fresh: bool = True  # not attached yet, and started by this driver: what is wrong with it is a fault of its start
+
+
 @dataclass
 class Fleet:
     """All workers of one kind."""
 
     noun: ClassVar[str]  # for messages
-    actors: list[Any]
+    members: list[Member]
+    make: Callable[[int], Member]  # begins to start the worker of a place
+    identity: str  # of run, config and code: a worker with another one is not ours
     position: Position
     deadline_seconds: float
+    losses: dict[str, ArgusError] = field(default_factory=dict)  # by name: who was found lost and is being re-made
+
+    @property
+    def actors(self) -> list[Any]:
+        return [member.actor for member in self.members]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name(number) for number in range(len(self.members))]
+
+    def name(self, number: int) -> str:
+        """For messages and events: "rank 1"."""
+        return f"{self.noun} {self.members[number].place}"
+
+    def replace(self, number: int) -> None:
+        """Kill the process of a member and begin to start another one at its place."""
+        member = self.members[number]
+        kill(member.actor)
+        self.members[number] = self.make(member.place)
+
+    async def attach(self, number: int, deadline_seconds: float) -> Any:
+        """Wait for a worker and take it over from whoever drove it. Raises what its start raised, WorkerLost."""
+        member = self.members[number]
+        if member.started is not None:
+            await call(member.started, deadline_seconds, "start", self.name(number))
+        reference = member.actor.attach.remote(self.position.epoch, self.identity)
+        answer = await call(reference, deadline_seconds, "start", self.name(number))
+        member.fresh, member.started = False, None
+        return answer
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         """The same call to every worker."""
-        return await self._each(method, [arguments] * len(self.actors))
+        return await self._each(method, [arguments] * len(self.members))
 
     async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """A call to every worker with its own arguments."""
         references = [self._start(actor, method, *own) for actor, own in zip(self.actors, arguments, strict=True)]
-        return await call_all(references, self.deadline_seconds, f"{method} of {self.noun}")
+        return await call_all(references, self.deadline_seconds, method, self.names)
 
     async def _one(self, number: int, method: str, *arguments: Any, what: str = "") -> Any:
         """A call to one worker; numbers beyond the last start over."""
-        number %= len(self.actors)
-        reference = self._start(self.actors[number], method, *arguments)
-        return await call(reference, self.deadline_seconds, what or f"{method} of {self.noun} {number}")
+        number %= len(self.members)
+        reference = self._start(self.members[number].actor, method, *arguments)
+        return await call(reference, self.deadline_seconds, what or method, self.name(number))
 
     def _start(self, actor: Any, method: str, *arguments: Any) -> Any:
         return getattr(actor, method).remote(self.position.epoch, self.position.step, *arguments)
 
-    async def ready(self, deadline_seconds: float) -> None:
-        """Raises what a worker's start raised."""
-        await call_all([actor.ready.remote() for actor in self.actors], deadline_seconds, f"start of {self.noun}")
+
+def kill(actor: Any) -> None:
+    """End the process behind an actor, whatever it is doing; nothing happens where it is gone."""
+    with suppress(Exception):
+        ray.kill(actor)
 
 
+@dataclass
 class EngineFleet(Fleet):
-    """All engines."""
+    """All engines. Calls go to those that serve; one that is lost on the way is told to `on_lost`, not raised."""
 
     noun = "engine"
+    serving: set[int] = field(default_factory=set)
+    on_lost: Callable[[int, ArgusError], None] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def admit(self, number: int) -> None:
+        """From now on this engine serves."""
+        self.serving.add(number)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def lost(self, number: int, fault: ArgusError) -> None:
+        """This engine serves no more. Raises the fault where nobody replaces engines."""
+        if number in self.serving:
+            self.serving.discard(number)
+            if self.on_lost is None:
+                raise fault
+            self.on_lost(number, fault)
+
+    async def someone(self, deadline_seconds: float) -> None:
+        """Wait until an engine serves. Raises WorkerError after the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_seconds):
+                while not self.serving:
+                    await self.changed.wait()
+        if not self.serving:
+            raise WorkerError(f"no engine came back within {deadline_seconds:.0f} s", "attempts/*/logs/engine*.log")
+
+    def handles(self) -> dict[int, Any]:
+        """The actors that serve, by number."""
+        return {number: self.members[number].actor for number in sorted(self.serving)}
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        numbers = sorted(self.serving)
+        references = [self._start(self.members[number].actor, method, *arguments) for number in numbers]
+        outcomes = await settle(references, self.deadline_seconds, method, [self.name(number) for number in numbers])
+        answers = []
+        for number, outcome in zip(numbers, outcomes, strict=True):
+            if isinstance(outcome, (WorkerLost, DeadlineError)):
+                self.lost(number, outcome)
+            elif isinstance(outcome, ArgusError):
+                raise outcome
+            else:
+                answers.append(outcome)
+        return answers
 
     async def set_canary(self, canary: TrajectoryRef) -> None:
         await self._all("set_canary", canary)
@@ -74,8 +167,15 @@ class EngineFleet(Fleet):
         await self._all("load_adapter", reference)
 
     async def prove(self, version: int) -> list[EngineProof]:
-        """One proof per engine; needs the cache."""
+        """One proof per engine that serves; needs the cache."""
         return await self._all("prove", version)
+
+    async def bring_up_to(self, number: int, canary: TrajectoryRef, adapter: AdapterRef) -> EngineProof:
+        """Teach one engine that does not serve yet what the others know; its proof."""
+        await self._one(number, "set_canary", canary)
+        await self._one(number, "load_adapter", adapter)
+        proof: EngineProof = await self._one(number, "prove", adapter.version)
+        return proof
 
     async def sleep(self) -> None:
         await self._all("sleep")
@@ -87,20 +187,26 @@ class EngineFleet(Fleet):
         await self._all("wake_cache")
 
     async def progress(self) -> list[EngineProgress]:
-        return await call_all(
-            [actor.progress.remote() for actor in self.actors], self.deadline_seconds, "progress of engine"
-        )
+        """Counters of the engines that serve."""
+        numbers = sorted(self.serving)
+        references = [self.members[number].actor.progress.remote(self.position.epoch) for number in numbers]
+        answers = await settle(references, self.deadline_seconds, "progress", [self.name(n) for n in numbers])
+        return [answer for answer in answers if isinstance(answer, EngineProgress)]  # the watch sees to the others
 
 
 class RankFleet(Fleet):
-    """All training ranks; they act together."""
+    """All training ranks; they act together. `members` are the ranks of the present group."""
 
     noun = "rank"
 
-    async def connect(self, deadline_seconds: float) -> None:
+    async def connect(self, group: str, deadline_seconds: float) -> None:
         """Build the process group and the model on all ranks. Raises what a rank's start raised."""
-        address = await call(self.actors[0].rendezvous.remote(), deadline_seconds, "start of rank 0")
-        await call_all([actor.connect.remote(address) for actor in self.actors], deadline_seconds, "start of rank")
+        epoch, ranks = self.position.epoch, len(self.members)
+        address = await call(self.actors[0].rendezvous.remote(epoch), deadline_seconds, "start", self.name(0))
+        references = [
+            actor.connect.remote(epoch, address, group, rank, ranks) for rank, actor in enumerate(self.actors)
+        ]
+        await call_all(references, deadline_seconds, "start", self.names)
 
     async def update(self, orders: Sequence[list[RankUpdate]]) -> UpdateReport:
         """Run all optimizer updates of a step; `orders` has one list of updates per rank."""
@@ -148,14 +254,18 @@ class EpisodeFleet(Fleet):
 
     noun = "episode worker"
 
+    async def set_engines(self, engines: dict[int, Any]) -> None:
+        """Tell all workers which engines serve."""
+        await self._all("set_engines", engines)
+
     async def begin(self) -> None:
         """Open the journal segments of the current step."""
         await self._all("begin")
 
-    async def adopt(self, adapter_sha256: str, indices: Sequence[int]) -> AdoptedStep:
-        """Take over what interrupted attempts finished in the current step; the first worker does it for all."""
-        adopted: AdoptedStep = await self._one(0, "adopt", adapter_sha256, list(indices))
-        return adopted
+    async def adopt(self, adapter_sha256: str, indices: Sequence[int]) -> list[AdoptedStep]:
+        """Take over what lower epochs left in the current step; the first worker's answer has what is finished."""
+        arguments = [(number == 0, adapter_sha256, list(indices)) for number in range(len(self.members))]
+        return await self._each("adopt", arguments)
 
     async def make_canary(self, settings: PlaySettings) -> TrajectoryRef:
         canary: TrajectoryRef = await self._one(0, "make_canary", settings)

@@ -1,10 +1,18 @@
-"""Ray: joins or starts a cluster, reserves one bundle per GPU (on CPU: per slot), and places actors in bundles."""
+"""Ray: joins or starts a cluster, reserves one bundle per GPU (on CPU: per slot), and places actors in bundles.
+
+In a run everything is named and detached, in a namespace of the run: a driver that follows one that died finds the
+bundles and the living workers again (`find`), and reaps what is not needed any more.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import re
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +21,18 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from argusrl.cluster.local import HEAD_FOLDER, await_address
 from argusrl.config.sections import ClusterSection
 from argusrl.errors import ClusterError
+from argusrl.storage.layout import RunFolder
 
 _OBJECT_STORE_BYTES = 200 << 20  # local runs: payloads go through the run folder, so the store stays small
 _FIXED_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_DEDUP_LOGS": "0",
 }
+_BUNDLES = "bundles"  # name of the placement group in the namespace of the run
+_NAME = re.compile(r"(?P<kind>[a-z]+)(?P<number>\d+)\.e(?P<epoch>\d+)\.(?P<count>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,81 +54,126 @@ class Placement:
     layout: Layout
     group: PlacementGroup
     environment: dict[str, str]
+    epoch: int  # goes into the names of actors
+    detached: bool
     temporary: Path | None = None
     actors: list[Any] = field(default_factory=list)
+    counter: Any = field(default_factory=lambda: itertools.count(1))
 
     def start(
-        self, actor_class: type, bundle: int, *arguments: Any, environment: dict[str, str], **options: Any
+        self,
+        kind: str,
+        number: int,
+        actor_class: type,
+        *arguments: Any,
+        bundle: int | None,
+        environment: dict[str, str],
+        idle: bool = False,
+        groups: dict[str, int] | None = None,
+        **options: Any,
     ) -> Any:
-        """A Ray actor in a bundle. Colocated ranks and engines take half of the bundle's GPU or CPU each."""
-        share = 0.5 if self.layout.colocate else 1.0
+        """A Ray actor in a bundle, or outside (None: spread over the nodes, reserving nothing).
+
+        Its first argument is its name. Colocated ranks and engines take half of the bundle's GPU or CPU each;
+        an `idle` one takes nothing. `groups` are concurrency groups.
+        """
+        name = f"{kind}{number}.e{self.epoch:04d}.{next(self.counter)}"
+        if bundle is None:
+            options |= {"scheduling_strategy": "SPREAD", "num_cpus": 0}
+        else:
+            options |= self._in_bundle(bundle, idle)
+        if self.detached:
+            options |= {"name": name, "lifetime": "detached"}
+        decorated = ray.remote(concurrency_groups=groups)(actor_class) if groups else ray.remote(actor_class)
+        handle = decorated.options(
+            runtime_env={"env_vars": {**self.environment, **environment}}, max_restarts=0, **options
+        ).remote(name, *arguments)
+        self.actors.append(handle)
+        return handle
+
+    def _in_bundle(self, bundle: int, idle: bool) -> dict[str, Any]:
+        share = 0.0 if idle else 0.5 if self.layout.colocate else 1.0
         resources = (
             {"num_gpus": share, "num_cpus": 0}
             if self.layout.device == "cuda"
             else {"num_cpus": share * min(1.0, self.layout.cpus_per_slot)}
         )
-        handle = (
-            ray.remote(actor_class)
-            .options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self.group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=False
-                ),
-                runtime_env={"env_vars": {**self.environment, **environment}},
-                max_restarts=0,
-                **resources,
-                **options,
-            )
-            .remote(*arguments)
+        strategy = PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=False
         )
-        self.actors.append(handle)
-        return handle
+        return {"scheduling_strategy": strategy, **resources}
 
-    def start_outside(self, actor_class: type, *arguments: Any, environment: dict[str, str], **options: Any) -> Any:
-        """A Ray actor outside the bundles (episode workers): spread over the nodes, reserving nothing."""
-        handle = (
-            ray.remote(actor_class)
-            .options(
-                num_cpus=0,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": {**self.environment, **environment}},
-                max_restarts=0,
-                **options,
-            )
-            .remote(*arguments)
+    def find(self) -> dict[tuple[str, int], Any]:
+        """Living workers of drivers before this one, by kind and number; what is not the newest is reaped."""
+        if not self.detached:
+            return {}
+        named = sorted(
+            (int(match["epoch"]), int(match["count"]), name, (match["kind"], int(match["number"])))
+            for name in ray.util.list_named_actors()
+            if (match := _NAME.fullmatch(name))
         )
-        self.actors.append(handle)
-        return handle
+        found: dict[tuple[str, int], Any] = {}
+        for _, _, name, place in named:
+            with suppress(ValueError):  # it died meanwhile
+                actor = ray.get_actor(name)
+                self.actors.append(actor)
+                if place in found:
+                    ray.kill(found[place])
+                found[place] = actor
+        return found
 
     def close(self) -> None:
-        """Kill the actors, give the bundles back, leave the cluster (stop it if this run started it)."""
+        """Kill the actors, give the bundles back, leave the cluster (stop it if this process started it)."""
         for actor in self.actors:
-            ray.kill(actor)
+            with suppress(Exception):  # gone already
+                ray.kill(actor)
         self.actors.clear()
-        remove_placement_group(self.group)
+        with suppress(Exception):
+            remove_placement_group(self.group)
         ray.shutdown()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-def place(cluster: ClusterSection, environment: dict[str, str]) -> Placement:
-    """Start or join Ray and reserve the bundles. Raises ClusterError when they do not come within the deadline."""
-    temporary = _join(cluster)
+def node_lost(placement: Placement) -> bool:
+    """Whether bundles wait for a node: theirs is gone."""
+    state: str = ray.util.placement_group_table(placement.group)["state"]
+    return state != "CREATED"
+
+
+def place(
+    cluster: ClusterSection, environment: dict[str, str], *, run: RunFolder | None = None, epoch: int = 0
+) -> Placement:
+    """Start or join Ray and reserve the bundles. Raises ClusterError when they do not come within the deadline.
+
+    With `run` everything outlives this process, and bundles that an earlier driver of it reserved are taken over.
+    """
+    temporary = _join(cluster, _namespace(run))
     try:
         layout = resolve_layout(cluster, ray.cluster_resources())
-        group = _reserve(cluster, layout)
+        group = _reserve(cluster, layout, detached=run is not None)
     except BaseException:
         ray.shutdown()
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return Placement(layout, group, {**_FIXED_ENVIRONMENT, **environment}, temporary)
+    return Placement(layout, group, {**_FIXED_ENVIRONMENT, **environment}, epoch, run is not None, temporary)
 
 
-def _join(cluster: ClusterSection) -> Path | None:
-    quiet = {"log_to_driver": False, "logging_level": "error"}
-    if cluster.address != "local":
+def _namespace(run: RunFolder | None) -> str | None:
+    if run is None:
+        return None
+    return f"argusrl-{run.name}-{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:12]}"
+
+
+def _join(cluster: ClusterSection, namespace: str | None) -> Path | None:
+    options = {"log_to_driver": False, "logging_level": "error", "namespace": namespace}
+    address = cluster.address
+    if address == "local" and HEAD_FOLDER in os.environ:  # of the supervisor
+        address = await_address(os.environ, cluster.start_timeout_seconds)
+    if address != "local":
         try:
-            ray.init(address=cluster.address, **quiet)
+            ray.init(address=address, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ClusterError(
                 f"cannot join the Ray cluster at cluster.address = {cluster.address!r}: {error}",
@@ -134,7 +191,7 @@ def _join(cluster: ClusterSection) -> Path | None:
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(temporary),
-            **quiet,
+            **options,
         )
     except (OSError, ValueError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -163,18 +220,33 @@ def resolve_layout(cluster: ClusterSection, resources: dict[str, float]) -> Layo
     return Layout(device, ranks, engines, cluster.colocate, cluster.episode_workers, cluster.cpus_per_slot)
 
 
-def _reserve(cluster: ClusterSection, layout: Layout) -> PlacementGroup:
+def _reserve(cluster: ClusterSection, layout: Layout, *, detached: bool) -> PlacementGroup:
     one = {"CPU": cluster.cpus_per_slot}
     if layout.device == "cuda":
         one["GPU"] = 1
-    bundles = layout.ranks if layout.colocate else layout.ranks + layout.engines
-    group = placement_group([one] * bundles, strategy="PACK")
+    bundles = [one] * (layout.ranks if layout.colocate else layout.ranks + layout.engines)
+    group = _reserved(bundles) if detached else None
+    if group is None:
+        named = {"name": _BUNDLES, "lifetime": "detached"} if detached else {}
+        group = placement_group(bundles, strategy="PACK", **named)
     if not group.wait(cluster.start_timeout_seconds):
         have = {name: ray.cluster_resources().get(name, 0) for name in one}
         remove_placement_group(group)
         waited = f"{cluster.start_timeout_seconds:.0f} s"
         raise ClusterError(
-            f"{bundles} bundles of {one} did not become free within {waited}; the cluster has {have}",
+            f"{len(bundles)} bundles of {one} did not become free within {waited}; the cluster has {have}",
             "lower cluster.slots or cluster.cpus_per_slot, or add nodes",
         )
     return group
+
+
+def _reserved(bundles: list[dict[str, float]]) -> PlacementGroup | None:
+    """The group that an earlier driver of this run reserved; one of another shape is given back."""
+    try:
+        group = ray.util.get_placement_group(_BUNDLES)
+    except ValueError:
+        return None
+    if group.bundle_specs == bundles:
+        return group
+    remove_placement_group(group)
+    return None

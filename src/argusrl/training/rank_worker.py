@@ -9,14 +9,14 @@ from typing import Any
 import ray
 
 from argusrl.config.sections import Config
-from argusrl.errors import NumericsError
+from argusrl.errors import ArgusError, NumericsError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
 from argusrl.policy.schedule import learning_rate
 from argusrl.policy.settings import PolicySettings
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
-from argusrl.training.process import start_logging
+from argusrl.training.process import Lease, start_logging
 from argusrl.types import AdapterRef, TrajectoryRef
 
 
@@ -52,55 +52,102 @@ class Published:
     state_digest: str  # logical digest of adapter, Adam and RNG
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank is doing, answered beside its work. It changes while the rank works."""
+
+    busy: bool
+    progress: int  # grows with every micro-batch and every call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """What a driver finds when it attaches to a rank."""
+
+    same: bool  # made for this very run, config and code
+    group: str  # the process group it can work in; "" if it has none
+
+
 class RankWorker:
     """Holds one Policy. All ranks get the same calls in the same order; every call carries (epoch, step)."""
 
     def __init__(
-        self, settings: PolicySettings, config: Config, folder: RunFolder, rank: int, ranks: int, logs: Path
+        self, name: str, settings: PolicySettings, config: Config, folder: RunFolder, identity: str, logs: Path
     ) -> None:
-        start_logging(logs / f"rank{rank}.log")
+        start_logging(logs / f"{name}.log")
         import argusrl.policy.policy  # noqa: F401  imports are slow: begin them while the engines start
 
-        self.settings, self.config, self.folder, self.rank, self.ranks = settings, config, folder, rank, ranks
+        self.settings, self.config, self.folder, self.identity = settings, config, folder, identity
         self.fence = Fence()
+        self.lease = Lease(config.recovery.orphan_seconds)
         self.policy: Any = None
+        self._group = ""
         self._store: Any = None
         self._canary: tuple[Any, list[bytes]] | None = None
         self._checkpoint: Any = None
+        self._progress = 0
+        self._busy = False
 
-    def rendezvous(self) -> tuple[str, int]:
-        """Host the store where the ranks meet; (host, port)."""
+    @ray.method(concurrency_group="beat")
+    def beat(self, epoch: int) -> Beat:
+        """Answers at once, whatever the rank is doing."""
+        self.fence.check_epoch(epoch)
+        self.lease.renew()
+        return Beat(busy=self._busy, progress=self._progress)
+
+    def attach(self, epoch: int, identity: str) -> RankStatus:
+        """Take a driver's first call. A call of the driver before it has ended by then."""
+        self.fence.enter(epoch)
+        self.lease.renew()
+        return RankStatus(same=identity == self.identity, group=self._group)
+
+    def rendezvous(self, epoch: int) -> tuple[str, int]:
+        """Host the store where the next group meets; (host, port). It lives as long as that group's first rank."""
         from argusrl.policy.group import host_store
 
+        self.fence.check_epoch(epoch)
         host = ray.util.get_node_ip_address()
         self._store = host_store(host)
         return host, self._store.port
 
-    def connect(self, address: tuple[str, int]) -> None:
-        """Join the group and build the model. Raises ModelError."""
+    def connect(self, epoch: int, address: tuple[str, int], group: str, rank: int, ranks: int) -> None:
+        """Leave the group before, join this one, and build the model anew. Raises ModelError, ClusterError."""
         from argusrl.policy.group import connect
         from argusrl.policy.policy import Policy
 
+        self.fence.check_epoch(epoch)
+        self._group = ""
+        self._checkpoint = None
+        if self.policy is not None:
+            self.policy.close()
+            self.policy = None
         host, port = address
         connect(
-            rank=self.rank,
-            world=self.ranks,
+            rank=rank,
+            world=ranks,
             host=host,
             port=port,
-            name="ranks",
+            name=group,
             device=self.settings.device,
             timeout_seconds=self.config.training.collective_timeout_seconds,
         )
         self.policy = Policy(self.settings)
+        self._group = group
 
     def update(self, epoch: int, step: int, updates: list[RankUpdate]) -> UpdateReport:
         """Run the step's optimizer updates. Raises NumericsError where numbers are not finite."""
         self.fence.check(epoch, step)
+        self._busy = True
         try:
             return self._update(step, updates)
-        except Exception:
+        except ArgusError:
             self.policy.discard_gradients()  # what half an update left must not leak into the next one
             raise
+        except Exception:
+            self._group = ""  # a collective failed: nobody can work in this group any more
+            raise
+        finally:
+            self._busy = False
 
     def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from argusrl.config.sections import RolloutSection
 from argusrl.errors import WorkerError
@@ -81,9 +82,7 @@ class Rollout:
 
         # All samples of a group go to one engine, so that its caches hold prompt and image.
         orders = [one(number, index, samples) for number, (index, samples) in enumerate(missing.items())]
-        async with asyncio.TaskGroup() as tasks:
-            for order in orders:
-                tasks.create_task(order)
+        await together(orders)
 
     async def _wait_while_failing(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Pause while more than max_failed_share of the step fails; keep what is finished; say which service it is."""
@@ -104,6 +103,23 @@ class Rollout:
             await asyncio.sleep(self.section.pause_probe_seconds)
             attempt += 1
             await self._play_missing(wanted, attempt)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await all; the first fault cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for one in work:
+                tasks.create_task(one)
+    except BaseExceptionGroup as faults:
+        raise first_of(faults) from None
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first exception of nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def describe_failures(failures: Sequence[EpisodeFailure], total: int) -> str:

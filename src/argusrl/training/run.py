@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from argusrl.config.sections import Config
 from argusrl.data.order import PromptOrder
-from argusrl.errors import Interrupted
+from argusrl.errors import ArgusError, Interrupted, StorageError
 from argusrl.journal.commits import Commit, CommitChain
-from argusrl.journal.epochs import Epoch
+from argusrl.journal.epochs import Epoch, claim_epoch
 from argusrl.observe.display import Display
 from argusrl.observe.events import EventLog
 from argusrl.rollout.player import PlaySettings
@@ -26,6 +27,9 @@ from argusrl.training.fleet import Workers
 from argusrl.training.phases import Colocation
 from argusrl.training.rollout import Rollout, RolloutResult
 from argusrl.types import AdapterRef, TrajectoryRef
+
+if TYPE_CHECKING:
+    from argusrl.training.healing import Healing
 
 
 @dataclass(slots=True)
@@ -60,6 +64,14 @@ class RunState:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What engines have to serve now: an engine that comes back must prove it first."""
+
+    adapter: AdapterRef
+    canary: Sequence[float]  # [R] log-probabilities of the trainer
+
+
 @dataclass(slots=True)
 class Run:
     """Everything the loop needs."""
@@ -77,13 +89,19 @@ class Run:
     display: Display
     dtype: str
     conditions: dict[str, Any]
+    attempt: int
     on_phase: Callable[[str], None]  # hears of every phase
     state: RunState = field(default_factory=RunState)
+    healing: Healing = None  # type: ignore[assignment]  # set by the driver: it needs the run
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: asyncio.Event = field(default_factory=asyncio.Event)
+    fault: ArgusError | None = None  # why the run cannot go on, found in the background
+    serving: Serving | None = None
     workers_share_gpus: bool = False
     leftovers_taken: bool = False
     journal_open: bool = False  # episode workers have segments of a step
     checkpoint_seconds: float = 0.0
+    unwritten: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     prompt_tokens: tuple[int, int] = (0, 0)  # (all, from the prefix cache), of all engines so far
 
     def phase(self, name: str) -> None:
@@ -92,9 +110,28 @@ class Run:
         self.display.phase(name)
 
     def say(self, kind: str, message: str, *, warning: bool = False, **fields: Any) -> None:
-        """Write an event and show it."""
-        self.events.write(kind, message, **fields)
+        """Write an event and show it. While storage is away events wait for its return."""
         self.display.message(message, warning=warning)
+        self.unwritten.append((kind, message, fields))
+        with suppress(StorageError):
+            while self.unwritten:
+                kind, message, fields = self.unwritten[0]
+                self.events.write(kind, message, **fields)
+                self.unwritten.pop(0)
+
+    def give_up(self, fault: ArgusError) -> None:
+        """Something in the background found that this driver cannot go on."""
+        if self.fault is None:
+            self.fault = fault
+            self.failure.set()
+
+    def renew_epoch(self) -> None:
+        """Claim the next epoch: what is still on its way from before is refused, what was written is a leftover."""
+        self.epoch = claim_epoch(self.folder, {"attempt": self.attempt})
+        self.chain = CommitChain(self.folder, self.epoch)
+        self.workers.position.epoch, self.workers.position.step = self.epoch.number, 0
+        self.leftovers_taken = False
+        self.journal_open = False
 
     def play_settings(self) -> PlaySettings:
         """How training episodes are played under the committed adapter."""
@@ -113,7 +150,7 @@ class Run:
             self.leftovers_taken = True
         rollout = Rollout(
             episodes=self.workers.episodes,
-            engines=len(self.workers.engines.actors),
+            engines=len(self.workers.engines.members),
             group_size=self.config.algorithm.group_size,
             section=self.config.rollout,
             settings=self.play_settings(),
@@ -123,34 +160,43 @@ class Run:
 
     async def _adopt(self, step: int, indices: Sequence[int]) -> tuple[Sequence[TrajectoryRef], dict[str, int]]:
         assert self.state.adapter is not None
-        adopted = await self.workers.episodes.adopt(self.state.adapter.sha256, indices)
-        leftovers = adopted.leftovers
-        if leftovers.trajectories or leftovers.damaged or leftovers.foreign:
+        answers = await self.workers.episodes.adopt(self.state.adapter.sha256, indices)
+        leftovers, rows = answers[0].leftovers, answers[0].rows
+        if leftovers.trajectories or leftovers.damaged or leftovers.foreign or answers[0].unfinished:
             self.say(
                 "adopted",
-                f"step {step}: {len(leftovers.trajectories)} finished trajectories of an interrupted attempt are kept",
+                f"step {step}: {len(leftovers.trajectories)} finished and {answers[0].unfinished} unfinished "
+                "trajectories of before are kept",
                 step=step,
                 trajectories=len(leftovers.trajectories),
+                unfinished=answers[0].unfinished,
+                unfinished_tokens=answers[0].unfinished_tokens,
                 foreign=leftovers.foreign,
                 damaged=list(leftovers.damaged),
             )
-        return leftovers.trajectories, adopted.rows
+        return leftovers.trajectories, rows
 
     async def unless_stopped(self, work: Any) -> Any:
-        """Await `work`, or seal the journal and raise Interrupted when the stop signal comes first."""
+        """Await `work`, or seal the journal and raise Interrupted when the stop signal comes first.
+
+        Raises the fault of `give_up` when that comes first.
+        """
         task = asyncio.ensure_future(work)
-        stopped = asyncio.ensure_future(self.stop.wait())
+        stopped, failed = asyncio.ensure_future(self.stop.wait()), asyncio.ensure_future(self.failure.wait())
         try:
-            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, stopped, failed], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            if self.fault is not None:
+                raise self.fault
             if self.journal_open:
                 await self.workers.episodes.seal()
             raise Interrupted(f"stopped in step {self.workers.position.step}", "run the same command to go on")
         finally:
             stopped.cancel()
+            failed.cancel()
 
     async def cached_prompt_share(self) -> float:
         """Share of the prompt tokens since the last call that came from the engines' prefix caches."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -15,12 +15,11 @@ from argusrl.algorithms.packing import Plan, RowCost, plan_step
 from argusrl.journal.commits import Commit, CommittedTrajectory
 from argusrl.journal.segments import SealedSegment
 from argusrl.training.canary import Verification
+from argusrl.training.engine_worker import EngineProof
 from argusrl.training.rank_worker import Published, RankUpdate, RowOrder, UpdateReport
 from argusrl.training.rollout import RolloutResult
+from argusrl.training.run import Run, Serving
 from argusrl.types import AdapterRef, TrajectoryRef
-
-if TYPE_CHECKING:
-    from argusrl.training.run import Run
 
 
 async def run_step(run: Run, step: int) -> Commit:
@@ -73,15 +72,28 @@ async def synchronise(run: Run, version: int) -> Synced:
 
     The trainer's canary and state digest are computed while the engines load.
     """
-    ranks, engines = run.workers.ranks, run.workers.engines
+    ranks = run.workers.ranks
     adapter = await ranks.publish(version)
     published = await ranks.canary()
+    verification = await serve(run, adapter, published)
+    return Synced(adapter=adapter, published=published, verification=verification)
+
+
+async def serve(run: Run, adapter: AdapterRef, published: Published) -> Verification:
+    """Hand the memory to the engines, and have them load and prove the adapter. Raises AdapterRefused.
+
+    An engine that is lost on the way is replaced, and proves the adapter before it serves; one must be left.
+    """
+    engines = run.workers.engines
+    run.serving = Serving(adapter, published.canary)
     await run.colocation.to_sync()
     await engines.load_adapter(adapter)
     await run.colocation.to_rollout()
-    proofs = await engines.prove(adapter.version)
-    verification = run.verify(adapter, proofs, published.canary)
-    return Synced(adapter=adapter, published=published, verification=verification)
+    proofs: list[EngineProof] = []
+    while not proofs:
+        await run.unless_stopped(engines.someone(run.config.cluster.start_timeout_seconds))
+        proofs = await engines.prove(adapter.version)
+    return run.verify(adapter, proofs, published.canary)
 
 
 def advantages_of(trajectories: Sequence[TrajectoryRef], kind: Literal["group_std", "group_mean"]) -> list[float]:
@@ -109,7 +121,7 @@ def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], 
     ]
     return plan_step(
         rows,
-        ranks=len(run.workers.ranks.actors),
+        ranks=len(run.workers.ranks.members),
         updates=run.config.algorithm.updates_per_step,
         micro_batch_tokens=run.config.training.micro_batch_tokens,
     )

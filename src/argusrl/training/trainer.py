@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argusrl.errors import CorruptionError, WorkerError
-from argusrl.journal.commits import Adopted, Commit
+from argusrl.errors import CorruptionError
+from argusrl.journal.commits import Commit
 from argusrl.journal.retention import collect_garbage, durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
-from argusrl.training.bring_up import wait_ready
 from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
+from argusrl.training.healing import HEALABLE, Healing
 from argusrl.training.run import Run, RunState
-from argusrl.training.step import advantages_of, orders_of, plan_from, reference_of, run_step, synchronise
+from argusrl.training.step import advantages_of, orders_of, plan_from, reference_of, run_step, serve, synchronise
 from argusrl.types import TrajectoryRef
 
 _CANARY_TOKENS = 16
@@ -31,22 +31,46 @@ class Outcome:
 
 
 async def train(run: Run, sinks: Sinks) -> Outcome:
-    """Run all steps that are not committed yet. Raises Interrupted on a stop signal, and any fault of a worker."""
+    """Run all steps that are not committed yet, and heal what breaks on the way.
+
+    Raises Interrupted on a stop signal, and every fault that the rule (recovery/decide.py) does not heal here.
+    """
+    fault: BaseException | None = None
+    while True:
+        try:
+            await (bring_to_life(run) if fault is None else recover(run, fault))
+            return await _steps(run, sinks)
+        except HEALABLE as error:
+            first_start = run.state.adapter is None
+            if first_start or run.fault is not None or isinstance(error, CorruptionError):
+                raise
+            fault = error
+
+
+async def recover(run: Run, fault: BaseException) -> None:
+    """Judge a fault, re-make what is broken under a new epoch, and come back to the last commit."""
+    await run.healing.prepare(fault)
+    started = time.monotonic()
+    run.renew_epoch()
     await bring_to_life(run)
+    rebuild(run.folder.metrics, history(run.folder))  # the step's row may be missing
+    run.healing.recovered(fault, time.monotonic() - started)
+
+
+async def _steps(run: Run, sinks: Sinks) -> Outcome:
     best = BestAdapter.of(run.folder, run.state.step)
     await _evaluate_if_due(run, best, sinks, metrics=None)
     while run.state.step < run.config.algorithm.num_steps:
         if reason := best.stop_reason(run.config.evaluate):
             await run.workers.ranks.finish_checkpoint()
             return Outcome(steps=run.state.step, stopped_early=reason)
-        try:
-            commit = await run_step(run, run.state.step + 1)
-        except Adopted as other:  # our ranks are in another state than the one it describes: begin again from it
-            raise WorkerError(
-                f"an earlier driver (epoch {other.commit.epoch}) committed step {other.commit.step} first",
-                "the next attempt drops its own step and goes on from that commit",
-            ) from other
+        if run.healing.can_grow():
+            run.say("larger", "ranks that stayed behind are back")
+            run.renew_epoch()
+            await bring_to_life(run)
+        commit = await run_step(run, run.state.step + 1)
         run.advance(commit)
+        run.healing.keep_standby()
         metrics = {"step": commit.step, **commit.metrics, "time/checkpoint_seconds": run.checkpoint_seconds}
         await _evaluate_if_due(run, best, sinks, metrics)
         _collect(run, best)
@@ -55,39 +79,51 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
 
 
 async def bring_to_life(run: Run) -> None:
-    """Wait for the workers and bring them to the state of the last commit, or make the first one."""
+    """All workers are there and in the state of the last commit; or the first one is made.
+
+    The same at the first start, when a new driver takes over living workers, and after a fault: what works stays.
+    """
     run.phase("start")
+    healing, workers = run.healing, run.workers
     head = run.chain.head()
+    run.state = RunState() if head is None else RunState.of(head)
+    workers.position.step = 0  # workers refuse to go back, and a replay may begin at any step
+    canary = run.state.canary
     shared = run.colocation.shared and run.workers_share_gpus
-    await run.unless_stopped(wait_ready(run.config, run.workers, one_after_other=shared))
-    run.workers.position.step = 0  # workers refuse to go back, and a replay may begin at any step
-    if head is None:
-        await _make_canary(run)
+    if shared or canary is None:  # engines measure free memory while they start: ranks come into it later
+        await run.unless_stopped(healing.engines_up())
+        await run.unless_stopped(healing.episodes_up())
+        if canary is None:
+            run.state = replace(run.state, canary=await _make_canary(run))
+        await run.colocation.engines_first()
+        new = await run.unless_stopped(healing.ranks_up())
     else:
-        run.state = RunState.of(head)
-    if run.colocation.shared:
-        await run.workers.engines.sleep()
-    if shared:
-        await run.workers.ranks.connect(run.config.cluster.start_timeout_seconds)
+        new, _ = await run.unless_stopped(asyncio.gather(healing.ranks_up(), _engines_and_episodes(healing)))
+    await run.colocation.reset()
     canary = run.state.canary
     assert canary is not None
-    base = await run.workers.ranks.set_canary(canary)
-    await run.workers.engines.set_canary(canary)
+    base = await workers.ranks.set_canary(canary)
+    await workers.engines.set_canary(canary)
     if head is None:
         run.state = replace(run.state, base_canary=base)
         await _commit_root(run)
     else:
-        await _restore(run, head)
+        await _restore(run, head, new)
 
 
-async def _make_canary(run: Run) -> None:
+async def _engines_and_episodes(healing: Healing) -> None:
+    await healing.engines_up()
+    await healing.episodes_up()
+
+
+async def _make_canary(run: Run) -> TrajectoryRef:
     """Record the sequence that proves adapters: the base model's greedy reply to the first training prompt."""
     run.phase("canary")
     tokens = min(_CANARY_TOKENS, run.config.rollout.max_response_tokens)
     settings = replace(run.play_settings(), temperature=0.0, max_response_tokens=tokens)
     await run.workers.episodes.begin()
     run.journal_open = True
-    run.state = replace(run.state, canary=await run.workers.episodes.make_canary(settings))
+    return await run.workers.episodes.make_canary(settings)
 
 
 async def _commit_root(run: Run) -> None:
@@ -112,28 +148,29 @@ async def _commit_root(run: Run) -> None:
     run.advance(commit)
 
 
-async def _restore(run: Run, head: Commit) -> None:
+async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
     """Newest durable checkpoint, then the updates after it again from the journal, then the committed adapter.
 
-    Nothing is generated: every trajectory of a committed step is in the journal.
+    Nothing is generated: every trajectory of a committed step is in the journal. Ranks that hold the committed state
+    already keep it.
     """
     run.phase("resume")
     started = time.monotonic()
-    at = await _load_newest_checkpoint(run)
-    for step in range(at + 1, head.step + 1):
-        run.workers.position.step = step
-        await _replay(run, run.chain.read(step))
+    at = head.step
+    published = None if new_ranks else await run.workers.ranks.canary()
+    if published is None or published.state_digest != head.state_digest:
+        at = await _load_newest_checkpoint(run, head.step)
+        for step in range(at + 1, head.step + 1):
+            run.workers.position.step = step
+            await _replay(run, run.chain.read(step))
+        run.workers.position.step = head.step
+        published = await run.workers.ranks.canary()
     run.workers.position.step = head.step
-    published = await run.workers.ranks.canary()
     exact = published.state_digest == head.state_digest
     if not exact:
         await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
         published = await run.workers.ranks.canary()
-    await run.colocation.to_sync()
-    await run.workers.engines.load_adapter(head.adapter)
-    await run.colocation.to_rollout()
-    proofs = await run.workers.engines.prove(head.adapter.version)
-    run.verify(head.adapter, proofs, published.canary)
+    await serve(run, head.adapter, published)
     run.say(
         "resumed" if exact else "replay_inexact",
         f"state of step {head.step} restored from the checkpoint of step {at}"
@@ -146,9 +183,10 @@ async def _restore(run: Run, head: Commit) -> None:
     )
 
 
-async def _load_newest_checkpoint(run: Run) -> int:
+async def _load_newest_checkpoint(run: Run, head: int) -> int:
     """Load the newest checkpoint that is whole; the step it belongs to. Without one: the state before step 1."""
     for checkpoint in reversed(durable_checkpoints(run.folder, run.chain)):
+        assert checkpoint.step <= head
         try:
             await run.workers.ranks.load_checkpoint(str(checkpoint.path))
         except CorruptionError as error:
@@ -169,7 +207,7 @@ async def _replay(run: Run, commit: Commit) -> None:
     """Do a committed step's updates again."""
     trajectories: Sequence[TrajectoryRef] = [reference_of(commit, n) for n in range(len(commit.trajectories))]
     advantages = advantages_of(trajectories, run.config.algorithm.advantage)
-    plan = plan_from(commit, ranks=len(run.workers.ranks.actors))
+    plan = plan_from(commit, ranks=len(run.workers.ranks.members))
     await run.workers.ranks.update(orders_of(plan, trajectories, advantages))
 
 
@@ -204,7 +242,7 @@ async def _evaluate(run: Run, step: int) -> dict[str, Any]:
         run.play_settings(),
         run.config,
         prompts=prompts,
-        engines=len(run.workers.engines.actors),
+        engines=len(run.workers.engines.members),
     )
     result = await run.unless_stopped(work)
     assert run.state.adapter is not None

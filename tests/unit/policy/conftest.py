@@ -1,5 +1,6 @@
 """A tiny random Qwen3-VL, rows for it, and one-rank process groups. Nothing here needs the hub or a shipped model."""
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,22 @@ def rows(builder: Any, base: Any) -> list[Any]:
     from argusrl.policy.selftest import sample_rows
 
     return sample_rows(builder, base.config)
+
+
+@pytest.fixture(scope="session")
+def processes() -> Any:
+    """Where ranks start as processes of their own: forked from one that has imported everything and run nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "argusrl.policy.policy",
+            "peft",
+            "transformers.models.auto.processing_auto",
+            "transformers.models.qwen3_vl.modeling_qwen3_vl",
+            "transformers.models.qwen3_vl.processing_qwen3_vl",
+        ]
+    )
+    return context
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-"""One rank of two, as a process: `python rank_process.py RANK PORT FOLDER`. test_ranks.py starts it."""
+"""One rank of two, which test_ranks.py runs as a process."""
 
-import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,13 @@ import torch
 
 from argusrl.errors import ModelError
 from argusrl.policy import group
+from argusrl.policy.model import decoder_of
 from argusrl.policy.policy import Policy
+from argusrl.policy.rows import Row
 from argusrl.policy.sharding import gather_full
+
+# rank -> micro-batch -> positions of rows; with two ranks the second has text only, then nothing
+PLANS = {1: [[[0], [2, 1]]], 2: [[[0], [2]], [[1], []]]}
 
 
 def learn(policy: Policy, micro_batches: list[Any], denominator_tokens: int) -> dict[str, Any]:
@@ -19,6 +22,19 @@ def learn(policy: Policy, micro_batches: list[Any], denominator_tokens: int) -> 
     stats = policy.forward_backward(micro_batches, denominator_tokens)
     gradients = dict(gather_full({name: p.grad for name, p in policy.state.parameters.items()}))
     return {"stats": stats, "gradients": gradients, "update": policy.optimizer_step(1e-2)}
+
+
+def replay(policy: Policy, rows: list[Row], denominator_tokens: int, ranks: int) -> dict[str, Any]:
+    """Two updates as `ranks` ranks do them."""
+    plan = [[[rows[index] for index in batch] for batch in share] for share in PLANS[ranks]]
+    done = []
+    for _ in range(2):
+        if policy.world == ranks:
+            stats = policy.forward_backward(plan[policy.rank], denominator_tokens)
+        else:
+            stats = policy.forward_backward_as(plan, denominator_tokens)
+        done.append((stats, policy.optimizer_step(1e-2)))
+    return {"done": done, "digest": policy.state_digest()}
 
 
 def refused(call: Any) -> bool:
@@ -29,12 +45,31 @@ def refused(call: Any) -> bool:
     return False
 
 
-def main(rank: int, port: int, folder: Path) -> None:
-    settings, rows, denominator_tokens = pickle.loads((folder / "task.pickle").read_bytes())
+def broken_numbers(policy: Policy, rows: list[Row], denominator_tokens: int) -> dict[str, Any]:
+    """What both ranks say where the second one's second micro-batch is bad, and whether the state moved."""
+    before = policy.state_digest()
+    good, bad = [rows[1]], [replace(rows[1], advantage=float("nan"))] if policy.rank == 1 else [rows[0]]
+    stats = policy.forward_backward([good, bad], denominator_tokens)
+    answers = {"advantage": (stats, policy.optimizer_step(1e-2))}
+    if policy.rank == 1:
+        layer = decoder_of(policy._scorer.base).layers[0]
+
+        def spoil(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            output.register_hook(lambda gradient: gradient * float("inf"))
+
+        handle = layer.register_forward_hook(spoil)
+    stats = policy.forward_backward([good], denominator_tokens)
+    answers["gradient"] = (stats, policy.optimizer_step(1e-2))
+    if policy.rank == 1:
+        handle.remove()
+    return {"broken": answers, "untouched": policy.state_digest() == before}
+
+
+def main(rank: int, port: int, folder: Path, settings: Any, rows: list[Row], denominator_tokens: int) -> None:
     group.connect(rank=rank, world=2, host="127.0.0.1", port=port, name="pair", timeout_seconds=120)
     policy = Policy(settings)
     start = policy.adapter_tensors()
-    share = [[rows[0]], [rows[2]]] if rank == 0 else [[rows[1]], []]  # the second has text only, then nothing
+    share = [[rows[index] for index in batch] for batch in PLANS[2][rank]]
     result = learn(policy, share, denominator_tokens)
     turn = rows[0].turns[0]
     adapter, checkpoint = folder / "adapters" / "v1", folder / "checkpoint"
@@ -45,6 +80,8 @@ def main(rank: int, port: int, folder: Path) -> None:
     result |= {
         "start": start,
         "canary": policy.canary(turn.prompt_ids, rows[0].images, turn.response_ids),
+        "own": policy.logprob_digest([rows[rank]]),
+        "neighbour's": policy.logprob_digest([rows[1 - rank]]),
         "ref": policy.publish_adapter(adapter, 1, 1),
         "digest": policy.state_digest(),
         "local": sum(p.to_local().numel() for p in policy.state.parameters.values()),
@@ -57,10 +94,11 @@ def main(rank: int, port: int, folder: Path) -> None:
     result["reloaded"] = policy.state_digest()
     policy.load_adapter(adapter)
     result["reread"] = policy.state_digest()
+    result |= broken_numbers(policy, rows, denominator_tokens)
+    result["as"] = {}
+    for ranks in PLANS:
+        policy.load_checkpoint(checkpoint)
+        result["as"][ranks] = replay(policy, rows, denominator_tokens, ranks)
     policy.close()
     torch.save(result, folder / f"rank{rank}.pt")
     group.disconnect()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

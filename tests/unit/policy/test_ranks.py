@@ -1,50 +1,39 @@
 """Two ranks must do what one does. The ranks are processes over gloo; they run once for all tests here."""
 
-import pickle
-import runpy
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+import rank_process
 import torch
 
 from argusrl.policy import group
 from argusrl.policy.policy import Policy
-
-SCRIPT = Path(__file__).with_name("rank_process.py")
+from argusrl.policy.stats import Broken
 
 
 @pytest.fixture(scope="module")
-def pair(settings: Any, rows: Any, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def pair(processes, settings, rows, tokens, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "task.pickle").write_bytes(pickle.dumps((settings, rows, tokens.response)))
     store = group.host_store()
-    command = [sys.executable, str(SCRIPT)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(store.port), str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    given = (store.port, folder, settings, rows, tokens.response)
+    ranks = [processes.Process(target=rank_process.main, args=(rank, *given)) for rank in range(2)]
+    for process in ranks:
+        process.start()
     try:
-        problems = [process.communicate(timeout=180)[1] for process in ranks]
+        for process in ranks:
+            process.join(timeout=180)
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(problems)
+    assert [process.exitcode for process in ranks] == [0, 0]
     results = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
     return SimpleNamespace(folder=folder, results=results)
-
-
-def one_update(*arguments: Any) -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))["learn"](*arguments)
 
 
 @pytest.fixture
 def alone(policy: Policy, rows, tokens) -> SimpleNamespace:
     start = policy.adapter_tensors()
-    return SimpleNamespace(start=start, policy=policy, **one_update(policy, [rows], tokens.response))
+    return SimpleNamespace(start=start, policy=policy, **rank_process.learn(policy, [rows], tokens.response))
 
 
 def test_same_start(pair, alone) -> None:
@@ -91,3 +80,37 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(pair, policy: Policy) -> None
     assert steps == {1}
     ref = policy.publish_adapter(pair.folder / "adapters" / "v1-by-one", 1, 1)
     assert ref.sha256 == pair.results[0]["ref"].sha256
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_and_two_replay_each_other_bit_for_bit(pair, policy: Policy, rows, tokens, ranks: int) -> None:
+    policy.load_checkpoint(pair.folder / "checkpoint")
+    ours = rank_process.replay(policy, rows, tokens.response, ranks)
+    for result in pair.results:
+        theirs = result["as"][ranks]
+        assert theirs["digest"] == ours["digest"]
+        for (stats, update), (our_stats, our_update) in zip(theirs["done"], ours["done"], strict=True):
+            assert (stats, update) == (our_stats, our_update)
+            assert update.skipped is None
+    assert ours["digest"] != pair.results[0]["digest"]
+
+
+def test_the_plans_differ_in_bits(pair) -> None:
+    one, two = (pair.results[0]["as"][ranks]["digest"] for ranks in (1, 2))
+    assert one != two  # or the replay above proves nothing
+
+
+@pytest.mark.parametrize(("what", "micro_batch"), [("advantage", 1), ("gradient", 0)])
+def test_bad_numbers_on_one_rank_stop_the_update_on_all(pair, what: str, micro_batch: int) -> None:
+    for result in pair.results:
+        stats, update = result["broken"][what]
+        assert stats.broken == update.broken == Broken(rank=1, micro_batch=micro_batch, what=what)
+        assert update.skipped == f"non-finite {what}"
+        assert result["untouched"]
+
+
+def test_ranks_can_check_each_other(pair) -> None:
+    first, second = pair.results
+    assert first["own"] == second["neighbour's"]
+    assert second["own"] == first["neighbour's"]
+    assert first["own"] != second["own"]

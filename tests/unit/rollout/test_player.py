@@ -177,8 +177,8 @@ def test_reply_ids_are_kept_although_their_text_would_give_others():
 def test_siblings_part_where_their_replies_do():
     class Together(ScriptedEngine):
         async def sample(self, request):
-            for answer in [answer async for answer in super().sample(request)]:
-                yield answer
+            for span in [span async for span in super().sample(request)]:
+                yield span
 
     engine = Together(lambda number, request, seed: reply("ab"[seed % 2]))
     outcomes = play(engine, session=lambda: Walk(2), settings=WALK, samples=4)
@@ -195,9 +195,9 @@ def test_the_room_that_is_left_limits_a_reply():
 def test_an_engine_that_forgets_a_seed_has_failed_the_request():
     class Forgetful(ScriptedEngine):
         async def sample(self, request):
-            async for index, completion in super().sample(request):
-                if request.seeds[index] != 101:
-                    yield index, completion
+            async for span in super().sample(request):
+                if request.seeds[span.index] != 101:
+                    yield span
 
     engine = Forgetful(lambda number, request, seed: reply("yes"))
     outcomes = play(engine, settings=replace(SETTINGS, retries=0))
@@ -294,8 +294,8 @@ def test_cancelling_waits_for_the_engine_and_is_not_lost_in_an_environment_that_
     class Slow(ScriptedEngine):
         async def sample(self, request):
             try:
-                async for answer in super().sample(request):
-                    yield answer
+                async for span in super().sample(request):
+                    yield span
             except asyncio.CancelledError:
                 await asyncio.sleep(0.02)
                 aborted.append(request.id)

@@ -1,0 +1,87 @@
+"""The sequences of one call to the engine, and the way of their tokens from the stepping thread to who asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from argusrl.errors import EngineError
+from argusrl.types import AdapterRef
+
+
+@dataclass(slots=True, eq=False)
+class ServedAdapter:
+    """One adapter version that was proven, and how many sequences run under it."""
+
+    ref: AdapterRef
+    request: Any  # vLLM's LoRARequest; None for full parameters
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came of one sequence since the piece before."""
+
+    index: int  # of its seed
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    output: Any  # vLLM's RequestOutput, in the last piece alone
+
+
+class Batch:
+    """The sequences of one call. Made on the event loop of the caller, filled from the stepping thread."""
+
+    def __init__(self, size: int) -> None:
+        self.adapter: ServedAdapter | None = None
+        self.engine_ids: list[str] = []  # vLLM's own, for aborting
+        self._left = size
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[Sequence[Piece] | EngineError] = asyncio.Queue()
+
+    def push(self, news: Sequence[Piece] | EngineError) -> None:
+        """Hand over pieces, or the error that ends the call. From any thread."""
+        with suppress(RuntimeError):  # the loop that asked is gone, and nobody waits
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, news)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last piece of every sequence was received."""
+        return self._left == 0
+
+    async def receive(self) -> Sequence[Piece]:
+        """The next pieces. Raises what was pushed as an error."""
+        news = await self._arrived.get()
+        if isinstance(news, EngineError):
+            raise news
+        self._left -= sum(piece.output is not None for piece in news)
+        return news
+
+
+@dataclass(slots=True, eq=False)
+class RunningSequence:
+    """One seed of a batch inside the engine. vLLM's own growing lists are read in place: nothing is copied twice."""
+
+    batch: Batch
+    index: int
+    state: Any  # vLLM's RequestState
+    _sent: int = field(default=0)
+
+    @property
+    def tokens(self) -> int:
+        """How many were sampled so far."""
+        return int(self.state.detokenizer.num_output_tokens())
+
+    def take(self, output: Any = None) -> Piece | None:
+        """What is new; None if nothing is. With vLLM's final output there is always a piece."""
+        if output is None and self.tokens == self._sent:
+            return None
+        ids = self.state.detokenizer.output_token_ids[self._sent :]
+        table = self.state.logprobs_processor.logprobs  # flat: one row per token, of the sampled one alone
+        if table.token_ids[self._sent :] != ids:
+            raise EngineError("vLLM's log-probabilities do not belong to the tokens that it sampled")
+        piece = Piece(self.index, tuple(ids), tuple(table.logprobs[self._sent :]), output)
+        self._sent += len(ids)
+        return piece
