@@ -1,5 +1,6 @@
 # make quickstart   set up (once, about three minutes), then train the quickstart recipe
 # make test         set up, then all tests
+# make test-faults  every seed of the simulation, every system call of the sweep (about half an hour on two cores)
 # make check        formatting, lint, types, import layers, shape of the code
 # make models       make the tiny checkpoints in models/ again (some minutes; docs/tiny_model.md)
 # make lock         recompile requirements/cpu.txt after a change of pyproject.toml
@@ -15,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test check models lock clean
+.PHONY: help setup quickstart test test-faults check models lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -28,6 +29,16 @@ quickstart: $(STAMP)
 test: export HF_HUB_OFFLINE := 1
 test: $(STAMP)
 	$(BIN)/python -m pytest tests
+
+# SEEDS and PROCESSES may be given: make test-faults SEEDS=1000000 PROCESSES=16
+SEEDS ?= 100000
+PROCESSES ?= 2
+test-faults: export HF_HUB_OFFLINE := 1
+test-faults: export ARGUSRL_FAULTS := all
+test-faults: export ARGUSRL_SEEDS := $(SEEDS)
+test-faults: export ARGUSRL_FAULT_PROCESSES := $(PROCESSES)
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest tests/faults -o timeout=3600
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests

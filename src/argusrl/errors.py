@@ -13,6 +13,7 @@ ArgusError                 1   anything below; says what is wrong, with the valu
 |  |- AdapterRefused          the engine did not prove the adapter
 |  `- WorkerLost              its process is gone, or does not answer any more
 |- NumericsError          10   NaN or Inf where the rule says stop
+|  `- SampleError             samples that end their step: the same ones again and again are left out of it
 |- DeadlineError          11   a wait ran past its deadline
 `- Interrupted            75   stopped by a signal with everything sealed: run the same command to resume
 """
@@ -93,6 +94,15 @@ class WorkerLost(WorkerError):
 
 class NumericsError(ArgusError):
     exit_code = 10
+
+
+class SampleError(NumericsError):
+    """These samples end their step. `keys` names them as "prompt/sample"."""
+
+    def __init__(self, message: str, hint: str = "", keys: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.args = (message, hint, tuple(keys))
+        self.keys = tuple(keys)
 
 
 class DeadlineError(ArgusError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,10 +76,17 @@ def trajectory(key: TrajectoryKey, *turns: Turn, reward: float = 0.5) -> Traject
     )
 
 
+def safetensors_bytes(values: list[float]) -> bytes:
+    """A safetensors file with one float32 tensor."""
+    size = 4 * len(values)
+    header = json.dumps({"lora": {"dtype": "F32", "shape": [len(values)], "data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + struct.pack(f"<{len(values)}f", *values)
+
+
 def publish_adapter(run: RunFolder, version: int, epoch: int) -> AdapterRef:
     """An adapter folder with the manifest every reader expects; its bytes depend on the version alone."""
     folder = run.adapter(version, epoch)
-    weights = f"weights {version}".encode() * 5
+    weights = safetensors_bytes([version + 0.5] * 4)
     with publish_folder(folder) as temporary:
         (temporary / "adapter_model.safetensors").write_bytes(weights)
         (temporary / "adapter_config.json").write_text('{"r": 8}')

@@ -11,21 +11,23 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from argusrl.config.sections import RecoverySection
 from argusrl.errors import ArgusError, FencedError, StorageError, WorkerError
+from argusrl.journal import commits
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.episodes import EpisodeJournal, SealedStep
 from argusrl.journal.epochs import newest_epoch, renew_epoch
 from argusrl.journal.retention import durable_checkpoints
 from argusrl.journal.verify import verify_run
-from argusrl.config.sections import RecoverySection
 from argusrl.recovery.decide import AttemptEnd, decide_attempt
-from argusrl.storage import publish
+from argusrl.storage import publish, sealed_json
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
 from argusrl.types import AdapterRef, TrajectoryKey, TrajectoryRef
@@ -72,6 +74,7 @@ class Worker(Process):
         self.run = run
         self.fence = Fence()
         self.busy = False
+        self.served = 0  # newest epoch it did anything for
         self.begun: tuple[int, int] | None = None
         self.journal: EpisodeJournal | None = None
         self.refs: dict[int, TrajectoryRef] = {}
@@ -266,10 +269,8 @@ class Simulation:
             fate = self.random.choice(("request lost", "answer lost", "late", "twice"))
 
         def again() -> None:
-            try:
+            with suppress(ArgusError, FileExistsError):  # nobody waits for this answer
                 self._execute(worker, method, epoch, step, *rest)
-            except (ArgusError, FileExistsError, AssertionError):
-                pass  # nobody waits for this answer
 
         if fate in ("late", "twice"):
             messenger = Process(f"late {method}")
@@ -294,6 +295,9 @@ class Simulation:
         try:
             self._check_alive()
             worker.fence.check(epoch, step)
+            if epoch < worker.served:
+                raise Broken(f"{worker.name} served epoch {epoch} after epoch {worker.served}")
+            worker.served = epoch
             return getattr(worker, method)(epoch, step, *rest)
         except Killed:
             if self.failure or self.power_is_off:
@@ -327,9 +331,12 @@ class Simulation:
                     raise Broken(f"corruption where there is none: {message}") from error
             self.history.append(
                 AttemptEnd(
-                    exit_code=code, ended_at=float(self.clock), committed_steps=len(self._committed()),
-                    error=error_name, message=message,
-                )  # fmt: skip
+                    exit_code=code,
+                    ended_at=float(self.clock),
+                    committed_steps=len(self._committed()),
+                    error=error_name,
+                    message=message,
+                )
             )
             if code:
                 raise Killed
@@ -343,21 +350,22 @@ class Simulation:
         """What a driver believes. It holds at once: nothing runs between its belief and this call."""
         kind = words[0]
         task, self.current = self.current, None  # looking is no storage call of the run
+        stale, self.disk.stale_listings = self.disk.stale_listings, 0.0
         try:
             if kind == "finished" and words[3] < newest_epoch(self.run):
                 return  # the driver that owns the run now may have adopted what there was already
             self.said.append(list(words))
             if kind == "resumed":
                 behind = [step for step in self._committed() if step > words[1]]
-                if behind and not self.disk.stale_listings:
+                if behind and not stale:  # with a stale listing a fenced driver learns it at its next commit
                     raise Broken(f"resumed at step {words[1]} though {behind} were acknowledged")
                 self._require_checkpoint()
-            elif kind == "committed" and not self.disk.stale_listings:
+            elif kind == "committed" and not stale:
                 commit = CommitChain(self.run).read(words[1])
                 if commit.epoch != newest_epoch(self.run):
                     raise Broken(f"epoch {commit.epoch} was told that it committed though another drives the run")
         finally:
-            self.current = task
+            self.current, self.disk.stale_listings = task, stale
 
     def _require_checkpoint(self) -> None:
         told = [words[1] for words in self.said if words[0] == "checkpointed"]
@@ -408,14 +416,16 @@ class Simulation:
     def _hold(self) -> None:
         """What was promised is there, now."""
         promised = [words for words in self.said if words[0] != "finished" or not self.disk.stale_listings]
+        stale, self.disk.stale_listings = self.disk.stale_listings, 0.0
         if broken := broken_promises(self.run, promised):
             raise Broken("; ".join(broken))
+        self.disk.stale_listings = stale
 
     def check(self) -> None:
         """The end: sound, whole, and what the undisturbed run says."""
         self.disk.interrupt = lambda call, path: None
-        self.disk.stale_listings = 0.0 if not self.disk.stale_listings else 1e-12
         self._hold()
+        self.disk.stale_listings = 0.0
         problems = verify_run(self.run)
         if self.split:  # a driver that lost may have put its older projection in place; the next resume rebuilds it
             problems = [problem for problem in problems if str(self.run.metrics) not in problem]
@@ -446,7 +456,7 @@ def undisturbed(steps: int) -> list[dict[str, Any]]:
 def simulated_storage() -> Iterator[None]:
     """Puts the simulation's storage, clock and random names in place; enter it once for many seeds."""
     clock = [0.0]
-    saved = secrets.token_hex, time.time
+    saved = secrets.token_hex, time.time, commits.decode_commit, sealed_json.decode_sealed
 
     def token_hex(size: int = 16) -> str:
         return f"{_names.getrandbits(8 * size):0{2 * size}x}"
@@ -456,11 +466,14 @@ def simulated_storage() -> Iterator[None]:
         return clock[0]
 
     secrets.token_hex, time.time = token_hex, now
+    # Pure functions of the bytes they are given; the simulation reads the same files again and again.
+    commits.decode_commit = lru_cache(4096)(commits.decode_commit)
+    sealed_json.decode_sealed = lru_cache(4096)(sealed_json.decode_sealed)
     try:
         with patched(lambda: _current):
             yield
     finally:
-        secrets.token_hex, time.time = saved
+        secrets.token_hex, time.time, commits.decode_commit, sealed_json.decode_sealed = saved
 
 
 def simulate(seed: int) -> None:
@@ -471,6 +484,7 @@ def simulate(seed: int) -> None:
     undisturbed(simulation.steps)
     _names.seed(seed)
     publish._settled.clear()
+    publish._settled.add(ROOT)  # the simulation begins below it
     try:
         simulation.play()
     except Exception as error:

@@ -43,10 +43,6 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def on_ranks(self, ranks: int) -> Plan:
-        """The same micro-batches dealt to another number of ranks: a replay after the cluster changed its size."""
-        return Plan(rows=self.rows, updates=tuple(_redeal(update, ranks) for update in self.updates))
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
         updates = tuple(
@@ -86,14 +82,6 @@ def plan_step(rows: Sequence[RowCost], *, ranks: int, updates: int, micro_batch_
             )
         )
     return Plan(rows=len(rows), updates=tuple(planned))
-
-
-def _redeal(update: UpdatePlan, ranks: int) -> UpdatePlan:
-    batches = [batch for rank in update.ranks for batch in rank if batch]
-    shares = [batches[rank::ranks] for rank in range(ranks)]
-    longest = max(len(share) for share in shares)
-    dealt = tuple(tuple(share + [()] * (longest - len(share))) for share in shares)
-    return UpdatePlan(denominator_tokens=update.denominator_tokens, idle=update.idle, ranks=dealt)
 
 
 def _spread(

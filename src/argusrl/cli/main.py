@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 VERBS = {
     "train": ("argusrl.cli.train", "Train by a recipe, or go on with the run of that name."),
+    "rehearse": ("argusrl.cli.rehearse", "Kill things on purpose in a short run, and see whether it comes back."),
     "evaluate": ("argusrl.cli.evaluate", "Held-out accuracy of a run's adapter against its base."),
     "export": ("argusrl.cli.export", "Write a run's adapter as a PEFT folder or a merged model."),
     "runs": ("argusrl.cli.runs", "List, show and verify runs."),

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 RunArgument = Annotated[str, typer.Argument(help="Run: its name under --root, or its folder.", metavar="RUN")]
 
-FAULT_WORDS = ("fault", "failed", "killed", "died", "hung", "paused", "restart", "rebuilt", "damaged", "replay_inexact")
+FAULT_WORDS = (
+    *("fault", "shot", "failed", "killed", "died", "hung", "paused", "restart", "rebuilt", "damaged"),
+    "replay_inexact",
+)
 """An event whose kind holds one of these words is a fault or the answer to one."""
 
 _ALIVE_SECONDS = 120.0  # a heartbeat this young without a verdict is a run under way
@@ -70,8 +73,10 @@ def list_(root: RootOption = Path("runs"), as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(run: RunArgument, root: RootOption = Path("runs"), as_json: JsonOption = False) -> None:
-    """One run: steps, attempts, faults, adapter, seconds by phase, evaluations."""
+    """One run: steps, attempts, faults and what was done about them, time lost, adapter, seconds by phase."""
+    from argusrl.cli.rehearse import report_lines
     from argusrl.observe.display import duration
+    from argusrl.recovery.goodput import LOST
 
     summary = summarise(find_run(run, root))
     if as_json:
@@ -91,7 +96,15 @@ def show(run: RunArgument, root: RootOption = Path("runs"), as_json: JsonOption 
     for attempt in summary["attempts"]:
         say(f"  attempt   {attempt['attempt']}: {attempt['outcome']} {attempt['reason']}".rstrip())
     for fault in summary["faults"]:
-        say(f"  fault     {fault.get('time', '')} {fault.get('kind', '')}: {fault.get('message', '')}")
+        decision = f" → {fault['decision']}" if fault.get("decision") else ""
+        say(f"  fault     {fault.get('time', '')} {fault.get('kind', '')}: {fault.get('message', '')}{decision}")
+    recovery = summary["recovery"]
+    if summary["faults"] and recovery["unique_goodput"] is not None:
+        lost = {name: recovery["goodput_seconds"][name] for name in LOST}
+        parts = ", ".join(f"{name} {duration(value)}" for name, value in lost.items() if value >= 0.05)
+        say(f"  lost      {duration(sum(lost.values()))} to faults{f' ({parts})' if parts else ''}")
+        for line in report_lines(recovery):
+            say(line)
 
 
 @app.command()
@@ -118,6 +131,7 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
     from argusrl.config.load import read_resolved
     from argusrl.journal.commits import CommitChain
     from argusrl.observe.events import read_events
+    from argusrl.recovery.report import recovery_report, summary
     from argusrl.training.evaluation_file import read_evaluations
 
     config = read_resolved(folder.config)
@@ -140,6 +154,7 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "state": _state(folder, config, attempts),
         "attempts": attempts,
         "faults": [*_failed_attempts(attempts), *(event for event in events if _is_fault(event))],
+        "recovery": summary([recovery_report(folder)]),
         "adapter": _adapter(head),
         "seconds_by_phase": {name: round(value, 3) for name, value in seconds.items()},
         "evaluations": [

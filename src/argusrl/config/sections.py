@@ -261,6 +261,8 @@ class TrainingSection(Section):
     """CPU threads of one rank."""
     collective_timeout_seconds: Seconds = 600.0
     """Deadline of one collective of the ranks."""
+    recheck_every_steps: Natural = 50
+    """Every so many steps one sample per rank is computed again on another rank and must be bit-equal; 0 is never."""
 
 
 class EvaluateSection(Section):

@@ -18,7 +18,7 @@ from argusrl.journal.segments import SealedSegment
 from argusrl.storage.digests import sha256_bytes
 from argusrl.storage.files import exists, read_file
 from argusrl.storage.layout import FORMAT_VERSION, RunFolder
-from argusrl.storage.publish import encode_line, publish_file, read_lines, replace_file
+from argusrl.storage.publish import encode_line, fsync_path, publish_file, read_lines, replace_file, storage_faults
 from argusrl.storage.sealed_json import decode_sealed, encode_sealed
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryKey
 
@@ -82,7 +82,11 @@ class CommitChain:
         Raises CorruptionError if a record is damaged, missing in the middle, or does not follow the one before.
         """
         while True:
+            seen = self._head
             self._walk()
+            if self._epoch is not None and self._head is not seen:
+                with storage_faults(self._run.commits):
+                    fsync_path(self._run.commits)  # a driver builds on it; who wrote it may have died before this
             step = -1 if self._head is None else self._head.step
             if max(numbered(self._run.commits, ".json"), default=-1) <= step:
                 return self._head

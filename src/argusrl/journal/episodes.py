@@ -29,6 +29,7 @@ from argusrl.journal.segments import (
     read_record,
     read_segment,
 )
+from argusrl.storage.files import list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.types import (
     EpisodeEnd,
@@ -268,7 +269,7 @@ def _segments_below(folder: Path, epoch: int) -> list[Path]:
     This listing is safe: the epochs it looks for are over, and one that still appends adds nothing that counts.
     """
     found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in list_folder(folder):
         parsed = parse_segment_name(path.name)
         if parsed and parsed[1] < epoch:
             found.append((parsed[1], parsed[0], path))

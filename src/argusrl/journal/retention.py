@@ -6,6 +6,7 @@ record in retired/ says so, and never if a restart from the oldest kept checkpoi
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -19,8 +20,8 @@ from argusrl.journal.commits import Commit, CommitChain
 from argusrl.journal.epochs import newest_epoch, numbered
 from argusrl.storage.files import exists, list_folder
 from argusrl.storage.layout import RunFolder
-from argusrl.storage.manifest import MANIFEST, has_manifest, read_manifest
-from argusrl.storage.publish import publish_file, storage_faults
+from argusrl.storage.manifest import has_manifest, read_manifest
+from argusrl.storage.publish import fsync_path, publish_file, storage_faults, temporary_name
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 
 _ADAPTER_NAME = re.compile(r"v(\d{6,})\.e(\d{4,})")
@@ -69,6 +70,10 @@ def collect_garbage(
     _collect_adapters(run, chain, head, collected)
     _collect_checkpoints(run, head, collected)
     kept = durable_checkpoints(run, chain)
+    if kept:  # who published the newest one may have died before its name was durable
+        with storage_faults(kept[-1].path):
+            fsync_path(kept[-1].path)
+            fsync_path(run.checkpoints)
     for checkpoint in kept[:-keep_checkpoints]:
         _retire(run, checkpoint.path, "checkpoint", checkpoint.step, collected)
     kept = kept[-keep_checkpoints:]
@@ -90,9 +95,9 @@ def collect_garbage(
 
 
 def sweep_temporaries(run: RunFolder) -> list[str]:
-    """Delete what died while it was being published. Call it after claiming an epoch, before any actor starts."""
+    """Delete what died half published or half deleted. Call it after claiming an epoch, before any actor starts."""
     removed: list[str] = []
-    for parent in (run.adapters, run.checkpoints):
+    for parent in (run.adapters, run.checkpoints, run.trajectories(0).parent, run.images(0).parent):
         for path in list_folder(parent):
             if path.name.startswith(".") and path.name.endswith(".tmp"):
                 _remove(run, path, removed)
@@ -163,12 +168,14 @@ def _retire(run: RunFolder, path: Path, kind: str, step: int, collected: Collect
 
 
 def _remove(run: RunFolder, path: Path, removed: list[str]) -> None:
-    with storage_faults(path):
+    with storage_faults(path), suppress(FileNotFoundError):  # a driver that lost the run may be deleting it, too
         if path.is_dir():
-            (path / MANIFEST).unlink(missing_ok=True)  # first: what is half deleted must not look published
-            shutil.rmtree(path)
+            # First out of sight: what is half deleted must not look published, nor be finished by who began it.
+            hidden = temporary_name(path)
+            os.rename(path, hidden)
+            shutil.rmtree(hidden)
         else:
-            path.unlink(missing_ok=True)
+            path.unlink()
     removed.append(run.relative(path))
 
 

@@ -1,6 +1,18 @@
 """`argusrl runs verify`: every invariant of a run folder, checked from the bytes on disk.
 
-A changed or missing byte in anything that a commit, a checkpoint or the run itself names is found.
+A changed or missing byte in anything that a commit, a checkpoint or the run itself names is found. Of the invariants
+of docs/recovery.md a run folder alone shows
+
+    I1   every (prompt, sample) of a step is a trajectory or a failure, in one commit, with no hole below the head
+    I2   commits are consecutive and hash-chained, their epochs claimed and never falling
+    I3   every trajectory was sampled under the adapter committed before its step
+    I5   whatever is named is whole
+    I10  committed adapters are finite; a skipped step leaves the state as it was
+    I11  every commit, adapter and checkpoint is of a claimed epoch
+
+It does not show that acknowledged steps are still there (I6, I13: ask who was told), equality with another run (I4),
+that the run never hung or leaked (I7, I8), lengths (I9), the agreement of engine and trainer (I12: a metric), or
+repeated calls (I14).
 """
 
 from __future__ import annotations
@@ -19,8 +31,9 @@ from argusrl.journal.commits import Commit, CommitChain, check_link
 from argusrl.journal.episodes import parse_segment_name
 from argusrl.journal.epochs import numbered
 from argusrl.journal.records import Finished, ImageBytes, decode_record
-from argusrl.journal.retention import is_retired
+from argusrl.journal.retention import durable_checkpoints, is_retired, retired_record
 from argusrl.journal.segments import read_header, read_segment
+from argusrl.journal.tensors import not_finite
 from argusrl.storage.digests import sha256_bytes, sha256_file
 from argusrl.storage.layout import FORMAT_VERSION, RunFolder
 from argusrl.storage.manifest import has_manifest, verify_manifest
@@ -45,6 +58,7 @@ def canonical_config_sha256(config: Any) -> str:
 class _Verification:
     run: RunFolder
     problems: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
     commits: list[tuple[Commit, str]] = field(default_factory=list)  # with the sha256 of each file
 
     def result(self) -> list[str]:
@@ -58,6 +72,7 @@ class _Verification:
             self._retired,
             self._attempts,
             self._metrics,
+            self._events,
         ]
         for check in checks:
             with self._reporting():
@@ -85,6 +100,7 @@ class _Verification:
             fields = yaml.safe_load(path.read_bytes())
             version, recorded, config = fields["format_version"], fields["sha256"], fields["config"]
             digest = canonical_config_sha256(config)
+            self.config = config
         except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
             self.problems.append(f"{path} is damaged: {type(error).__name__}: {error}")
             return
@@ -94,10 +110,8 @@ class _Verification:
             self.problems.append(f"{path} has sha256 {digest}, it says {recorded}")
 
     def _epochs(self) -> None:
-        numbers = numbered(self.run.epochs, ".json")
-        if numbers != list(range(1, len(numbers) + 1)):
-            self.problems.append(f"{self.run.epochs} is not consecutive: {numbers}")
-        for number in numbers:
+        """A number may be missing: a claim that was never acknowledged can be lost with the power."""
+        for number in numbered(self.run.epochs, ".json"):
             with self._reporting():
                 record = read_sealed(self.run.epoch(number))
                 if record["epoch"] != number:
@@ -124,6 +138,9 @@ class _Verification:
 
     def _step(self, previous: Commit, commit: Commit) -> None:
         step = commit.step
+        if commit.outcome == "skipped" and commit.state_digest != previous.state_digest:
+            self.problems.append(f"commit {step} is skipped, yet its state digest differs from commit {step - 1}'s")
+        self._holes(commit)
         if self._gone(self.run.trajectories(step)):
             return
         finished: dict[tuple[str, int, int], Finished] = {}
@@ -149,6 +166,25 @@ class _Verification:
                         f"commit {step} says {segment.records} in {segment.bytes}"
                     )
         self._trajectories(previous, commit, finished, images)
+
+    def _holes(self, commit: Commit) -> None:
+        """Every sample of every prompt of the step has a record of what became of it."""
+        section = self.config.get("algorithm", {})
+        prompts, group_size = section.get("prompts_per_step"), section.get("group_size")
+        if not isinstance(prompts, int) or not isinstance(group_size, int):
+            return  # a run of no driver
+        keys = {item.key for item in commit.trajectories} | {failure.key for failure in commit.failures}
+        groups: dict[str, set[int]] = {}
+        for key in keys:
+            groups.setdefault(key.prompt_id, set()).add(key.sample)
+        where = f"commit {commit.step}"
+        if len(groups) != prompts:
+            self.problems.append(f"{where} accounts for {len(groups)} prompts, a step has {prompts}")
+        for prompt, samples in groups.items():
+            if samples != set(range(group_size)):
+                lacking = sorted(set(range(group_size)) - samples)
+                self.problems.append(f"{where}: prompt {prompt} has samples {sorted(samples)}, lacks {lacking}")
+        self.problems += [f"{where} counts {key} of another step" for key in sorted(keys) if key.step != commit.step]
 
     def _segment_header(self, path: Path, step: int) -> None:
         header = read_header(path)
@@ -206,6 +242,7 @@ class _Verification:
                 ):
                     if manifest.get(name) != value:
                         self.problems.append(f"{folder} has {name} {manifest[name]}, commit {commit.step} says {value}")
+                self.problems += not_finite(folder / manifest["file"])
                 weights = manifest["files"].get(manifest["file"], {}).get("sha256")
                 if weights != adapter.file_sha256:
                     says = f"commit {commit.step} says {adapter.file_sha256}"
@@ -228,9 +265,15 @@ class _Verification:
                     self.problems.append(f"{folder} has another state digest than commit {step}")
 
     def _retired(self) -> None:
+        """Nothing is retired unless a whole checkpoint stays from which a restart can go on."""
+        last = None
         for path in sorted(self.run.retired.glob("*.json")):
             with self._reporting():
-                read_sealed(path)
+                last = read_sealed(path)["path"]
+                if path != retired_record(self.run, last):
+                    self.problems.append(f"{path} is the record of {last}")
+        if last is not None and not durable_checkpoints(self.run, CommitChain(self.run)):
+            self.problems.append(f"{self.run.checkpoints} holds no whole checkpoint, though {last} was retired")
 
     def _attempts(self) -> None:
         for attempt in numbered(self.run.attempts):
@@ -248,6 +291,12 @@ class _Verification:
                 self.problems.append(f"{self.run.metrics} has a line of step {step}, which is not committed")
             elif count > 1:
                 self.problems.append(f"{self.run.metrics} has {count} lines of step {step}")
+
+    def _events(self) -> None:
+        """Events are one object a line with time, kind and message; a torn line is what a crash leaves."""
+        for number, event in enumerate(read_lines(self.run.events), 1):
+            if not all(isinstance(event.get(name), str) for name in ("time", "kind", "message")):
+                self.problems.append(f"{self.run.events}: event {number} lacks a time, kind or message")
 
     def _complete(self) -> bool:
         attempt = newest_attempt(self.run)

@@ -32,3 +32,8 @@ class EventLog:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """All events in order; a line torn by a crash is left out."""
     return read_lines(path)
+
+
+def event_seconds(event: dict[str, Any]) -> float:
+    """When it was written: seconds since 1970."""
+    return datetime.fromisoformat(event["time"]).timestamp()

@@ -49,8 +49,10 @@ _DECLARED = (
     Metric("rollout/groups_without_signal", "groups", "groups whose trajectories all have the same reward"),
     Metric("time/step_seconds", "s", "wall time of the whole step"),
     Metric("time/rollout_seconds", "s", "wall time of the rollout"),
+    Metric("rollout/seal_seconds", "s", "of the rollout: wall time until the journal of the step was durable"),
     Metric("time/train_seconds", "s", "wall time of forward, backward and optimizer"),
     Metric("time/sync_seconds", "s", "wall time from publishing the adapter to its proof in every engine"),
+    Metric("time/commit_seconds", "s", "wall time until the commit was durable"),
     Metric("time/checkpoint_seconds", "s", "wall time the step was blocked by its checkpoint"),
     Metric("time/evaluate_seconds", "s", "wall time of the evaluation after this step"),
     Metric(

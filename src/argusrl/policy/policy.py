@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,6 +34,8 @@ from argusrl.policy.tally import Tally, agree, gather
 from argusrl.types import AdapterRef
 
 _ROOT = "model."  # the Scorer's attribute that holds the model
+
+ANOTHER_REFUSED = "another rank refused its rows"
 
 
 class Policy:
@@ -80,8 +82,15 @@ class Policy:
 
     # ------------------------------------------------------------------ learning
 
-    def forward_backward(self, micro_batches: Sequence[Sequence[Row]], denominator_tokens: int) -> Stats:
+    def forward_backward(
+        self,
+        micro_batches: Sequence[Sequence[Row]],
+        denominator_tokens: int,
+        begun: Callable[[Sequence[Row]], None] = lambda _: None,
+    ) -> Stats:
         """Add the gradient of one update. Ranks hand in equally many micro-batches (empty ones fill up).
+
+        `begun` hears of each micro-batch before it is computed: if this process dies in it, its rows are suspects.
 
         The loss is the sum over all ranks' tokens divided by `denominator_tokens`, the response tokens of the whole
         update; so neither ranks nor micro-batches change the gradient. With one update per step the old
@@ -93,6 +102,7 @@ class Policy:
         self._require_onload()
         tally = Tally(self._device)
         for rows in self._shaped(micro_batches):
+            begun(rows)
             self._backward(rows, self.world / max(1, denominator_tokens), tally)
         return self._noted(gather(tally, denominator_tokens))
 
@@ -153,7 +163,7 @@ class Policy:
         refused = torch.tensor(float(problem is not None))
         dist.all_reduce(refused, op=dist.ReduceOp.MAX)
         if batch is None or refused > 0:
-            raise problem or ModelError("another rank refused its rows")
+            raise problem or ModelError(ANOTHER_REFUSED)
         return batch.to(self._device)
 
     def _shaped(self, micro_batches: Sequence[Sequence[Row]]) -> list[list[Row]]:

@@ -113,6 +113,8 @@ class _Supervisor:
 
     def _run_attempt(self, attempt: int, environment: dict[str, str]) -> AttemptEnd:
         command = [*DRIVER, str(self.folder.path), str(attempt)]
+        if len(self.own_attempts) > 1:
+            command.append("--restarted")
         process = subprocess.Popen(
             command + (["--debug"] if self.debug else []),
             env={**os.environ, **environment},

@@ -339,6 +339,9 @@ class _Episode:
             raise DeadlineError(
                 f"request {name} ran past rollout.request_timeout_seconds = {limit_seconds:g}"
             ) from None
+        except BaseException:  # cancelled: what came since the last record is not sampled again
+            self._record(place, index, reply, recorded)
+            raise
         finally:
             reply.ended.cancel()
         return reply.completion()

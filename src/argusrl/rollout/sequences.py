@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from argusrl.errors import EngineError
-from argusrl.types import AdapterRef
+from argusrl.errors import EngineError, WorkerError
+from argusrl.rollout.engine import SampleRequest, Span
+from argusrl.types import AdapterRef, StopReason
+
+_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +43,9 @@ class Batch:
         self.engine_ids: list[str] = []  # vLLM's own, for aborting
         self._left = size
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[Sequence[Piece] | EngineError] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Sequence[Piece] | WorkerError] = asyncio.Queue()
 
-    def push(self, news: Sequence[Piece] | EngineError) -> None:
+    def push(self, news: Sequence[Piece] | WorkerError) -> None:
         """Hand over pieces, or the error that ends the call. From any thread."""
         with suppress(RuntimeError):  # the loop that asked is gone, and nobody waits
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, news)
@@ -54,7 +58,7 @@ class Batch:
     async def receive(self) -> Sequence[Piece]:
         """The next pieces. Raises what was pushed as an error."""
         news = await self._arrived.get()
-        if isinstance(news, EngineError):
+        if isinstance(news, WorkerError):
             raise news
         self._left -= sum(piece.output is not None for piece in news)
         return news
@@ -85,3 +89,19 @@ class RunningSequence:
         piece = Piece(self.index, tuple(ids), tuple(table.logprobs[self._sent :]), output)
         self._sent += len(ids)
         return piece
+
+
+def span_of(request: SampleRequest, piece: Piece) -> Span:
+    """A piece as the port says it. Raises EngineError for log-probabilities that are no numbers."""
+    if not all(map(math.isfinite, piece.logprobs)):
+        raise EngineError(
+            f"request {request.id}: the model gave a sampled token a log-probability that is no number",
+            "weights or activations overflowed; compare model.dtype with what the model was trained in",
+        )
+    stop = None
+    if piece.output is not None:
+        reason = piece.output.outputs[0].finish_reason
+        stop = _STOP_REASONS.get(reason)
+        if stop is None:
+            raise EngineError(f"vLLM ended request {request.id} with {reason!r}")
+    return Span(index=piece.index, ids=piece.ids, logprobs=piece.logprobs, stop=stop)

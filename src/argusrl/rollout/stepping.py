@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from argusrl.errors import EngineError
+from argusrl.errors import EngineError, WorkerError, WorkerLost
 
 T = TypeVar("T")
 
@@ -16,18 +16,18 @@ class SteppingThread:
     """Nothing else may touch what `step` touches: that is what makes an engine without locks safe.
 
     `busy` says whether there is something to step; it and `step` run on the thread. When `step` raises, the engine
-    is lost: `failed` is told once, queued operations and later ones raise EngineError.
+    is lost: `failed` is told once, and operations raise WorkerLost from then on (EngineError after `stop`).
     """
 
     def __init__(
-        self, *, step: Callable[[], None], busy: Callable[[], bool], failed: Callable[[EngineError], None], name: str
+        self, *, step: Callable[[], None], busy: Callable[[], bool], failed: Callable[[WorkerError], None], name: str
     ) -> None:
         self._step = step
         self._busy = busy
         self._failed = failed
         self._wake = threading.Condition()
         self._operations: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._ended: EngineError | None = None
+        self._ended: WorkerError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -59,7 +59,7 @@ class SteppingThread:
             self._run_queued()
             self._end(EngineError("the engine is closed", "start a new engine"))
         except Exception as error:
-            died = EngineError(f"the engine failed in a step: {type(error).__name__}: {error}", "start a new engine")
+            died = WorkerLost(f"the engine failed in a step: {type(error).__name__}: {error}", "start a new engine")
             died.__cause__ = error
             self._end(died)
 
@@ -76,7 +76,7 @@ class SteppingThread:
             except Exception as error:
                 future.set_exception(error)
 
-    def _end(self, reason: EngineError) -> None:
+    def _end(self, reason: WorkerError) -> None:
         with self._wake:
             self._ended = reason
             operations, self._operations = self._operations, []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import math
 import os
 import time
 from collections import defaultdict
@@ -16,18 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from argusrl.errors import EngineError
+from argusrl.errors import EngineError, WorkerError
 from argusrl.rollout.adapter_check import check_lora_config, check_published, check_reports, refusal
 from argusrl.rollout.engine import Canary, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.image_store import ImageStore
-from argusrl.rollout.sequences import Batch, Piece, RunningSequence, ServedAdapter
+from argusrl.rollout.sequences import Batch, Piece, RunningSequence, ServedAdapter, span_of
 from argusrl.rollout.stepping import SteppingThread
 from argusrl.rollout.vllm_arguments import engine_arguments, engine_environment
-from argusrl.types import AdapterRef, StopReason
+from argusrl.types import AdapterRef
 
 T = TypeVar("T")
 
-_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _IMAGE_STORE_BYTES = 512 << 20
 _SPAN_SECONDS = 0.1  # between two readings of the sequences that run; a finished one does not wait
 _AWAKE, _WEIGHTS, _ASLEEP = "awake", "awake without its cache", "asleep"
@@ -52,6 +50,7 @@ class VllmEngine:
         self._state = _AWAKE
         self._closed = False
         self._progress = EngineProgress()
+        self._lost: WorkerError | None = None
         self._ended_tokens = 0
         self._next_reading = 0.0  # of time.monotonic
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="engine-preparation")
@@ -97,7 +96,7 @@ class VllmEngine:
         }
         async with aclosing(self._generate(request, parameters)) as pieces:
             async for piece in pieces:
-                yield _span(request, piece)
+                yield span_of(request, piece)
 
     async def score(self, canary: Canary, adapter_version: int | None) -> list[float]:
         request = SampleRequest(
@@ -129,7 +128,15 @@ class VllmEngine:
         await self._between_steps(lambda: self._wake(_WEIGHTS, _AWAKE, "kv_cache"))
 
     async def progress(self) -> EngineProgress:
+        if self._lost is not None:
+            raise self._lost
         return self._progress
+
+    async def running_tokens(self) -> int:
+        """Tokens of all replies that have not ended, those that nobody has read yet included."""
+        return await self._between_steps(
+            lambda: sum(request.num_output_tokens for request in self._scheduler.requests.values())
+        )
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
@@ -270,7 +277,8 @@ class VllmEngine:
             adapter_version=self._live.ref.version if self._live else None,
         )
 
-    def _fail(self, reason: EngineError) -> None:
+    def _fail(self, reason: WorkerError) -> None:
+        self._lost = reason
         batches = {sequence.batch for sequence in self._sequences.values()}
         self._sequences.clear()
         for batch in batches:
@@ -391,21 +399,6 @@ def _sampling_parameters(parameters: dict[str, Any]) -> Any:
         output_kind=RequestOutputKind.FINAL_ONLY,  # what is sent earlier is read from vLLM's own lists
         **parameters,
     )
-
-
-def _span(request: SampleRequest, piece: Piece) -> Span:
-    if not all(map(math.isfinite, piece.logprobs)):
-        raise EngineError(
-            f"request {request.id}: the model gave a sampled token a log-probability that is no number",
-            "weights or activations overflowed; compare model.dtype with what the model was trained in",
-        )
-    stop = None
-    if piece.output is not None:
-        reason = piece.output.outputs[0].finish_reason
-        stop = _STOP_REASONS.get(reason)
-        if stop is None:
-            raise EngineError(f"vLLM ended request {request.id} with {reason!r}")
-    return Span(index=piece.index, ids=piece.ids, logprobs=piece.logprobs, stop=stop)
 
 
 def preload() -> None:

@@ -67,6 +67,14 @@ class RunFolder:
         return self.path / "retired"
 
     @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    def suspect(self, rank: int) -> Path:
+        """What a rank was computing when it died."""
+        return self.path / "suspects" / f"rank{rank}.json"
+
+    @property
     def evaluations(self) -> Path:
         return self.path / "evaluations"
 
@@ -79,6 +87,27 @@ class RunFolder:
 
     def attempt(self, attempt: int) -> Path:
         return self.attempts / f"{attempt:03d}"
+
+    @property
+    def rehearsal_plan(self) -> Path:
+        return self.path / "rehearsal.json"
+
+    @property
+    def rehearsal(self) -> Path:
+        return self.path / "rehearsal"
+
+    def shot(self, number: int) -> Path:
+        return self.rehearsal / f"{number:03d}.json"
+
+    def running_tokens(self, shot: int) -> Path:
+        return self.rehearsal / f"{shot:03d}.running_tokens"
+
+    def phases(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "phases.jsonl"
+
+    def checked(self, attempt: int) -> Path:
+        """What the check of model and data found at the start of an attempt."""
+        return self.attempt(attempt) / "checked.json"
 
     @property
     def metrics(self) -> Path:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from argusrl.errors import CorruptionError
+from argusrl.errors import CorruptionError, StorageError
 from argusrl.storage.digests import sha256_file
 from argusrl.storage.files import exists, read_faults
-from argusrl.storage.publish import publish_file
+from argusrl.storage.publish import publish_file, storage_faults
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 
 MANIFEST = "manifest.json"
@@ -20,11 +20,14 @@ def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises FileExistsError if the folder has one, StorageError if storage fails.
     """
-    with read_faults(folder):
-        files = {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-            for name in sorted(_names(folder))
-        }
+    try:
+        with storage_faults(folder):
+            files = {
+                name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+                for name in sorted(_names(folder))
+            }
+    except CorruptionError as error:  # a newer driver takes what is not committed for garbage
+        raise StorageError(f"{folder} changed while it was being published: {error.message}") from error
     manifest = {**fields, "files": files}
     publish_file(folder / MANIFEST, encode_sealed(manifest))
     return manifest

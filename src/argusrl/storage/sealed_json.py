@@ -17,13 +17,17 @@ from argusrl.errors import CorruptionError
 from argusrl.storage.files import read_file
 
 SEAL = "seal"
+_EMPTY, _END = b"{}\n", b"\n}\n"
 _LOST = "restore the file from a copy; `argusrl runs verify` lists everything that is damaged"
 
 
 def encode_sealed(fields: Mapping[str, Any]) -> bytes:
     """Indented JSON of `fields` and their seal. NaN and infinities become strings, JSON has no word for them."""
-    body = json_safe(fields)
-    return _pretty({**body, SEAL: hashlib.sha256(_pretty(body)).hexdigest()})
+    body = _pretty(json_safe(fields))
+    seal = f'"{SEAL}": "{hashlib.sha256(body).hexdigest()}"'.encode()
+    if body == _EMPTY:
+        return b"{\n " + seal + _END
+    return body.removesuffix(_END) + b",\n " + seal + _END
 
 
 def decode_sealed(data: bytes, path: Path) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def decode_sealed(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read and check a sealed file. Raises CorruptionError if it is missing or damaged, StorageError if it cannot be read."""
+    """Read and check a sealed file. Raises CorruptionError (missing, damaged) or StorageError."""
     try:
         data = read_file(path)
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from argusrl.errors import ArgusError, DeadlineError, WorkerError, WorkerLost
+from argusrl.errors import ArgusError, DeadlineError, SampleError, WorkerError, WorkerLost
 
 T = TypeVar("T")
 
@@ -53,8 +53,15 @@ async def call_all(
             task.cancel()
     faults = [fault for task in tasks if task.done() and not task.cancelled() and (fault := task.exception())]
     if faults:
-        raise next((fault for fault in faults if isinstance(fault, WorkerLost)), faults[0])
+        raise min(faults, key=_rank_of)
     return [task.result() for task in tasks]
+
+
+def _rank_of(fault: BaseException) -> int:
+    """The lower, the more it explains: a death, then samples that are named, then the rest."""
+    if isinstance(fault, WorkerLost):
+        return 0
+    return 1 if isinstance(fault, SampleError) and fault.keys else 2
 
 
 async def settle(

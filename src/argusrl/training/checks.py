@@ -6,11 +6,13 @@ import asyncio
 import json
 import multiprocessing
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from argusrl.config.objects import load_object
 from argusrl.config.sections import Config
@@ -32,12 +34,22 @@ class CheckedInput:
 
     prompts: int  # usable training prompts
     heldout_prompts: int  # usable held-out prompts; 0 where the recipe has none
-    bad_rows: dict[str, array[int]]  # by split: rows that episode workers leave out, too
+    bad_rows: dict[str, Sequence[int]]  # by split: rows that episode workers leave out, too
     max_images: int  # most images in one sequence; 0 for a text-only model
     banned_ids: tuple[int, ...]  # never sampled
     end_ids: tuple[int, ...]
     adapted_layers: tuple[str, ...]  # last name parts, "q_proj"; empty in full-parameter training
     warnings: tuple[str, ...]
+
+
+def encode_checked(checked: CheckedInput) -> bytes:
+    """For the attempt that takes the place of this one."""
+    return msgspec.json.encode(checked, enc_hook=list)  # arrays of rows
+
+
+def decode_checked(data: bytes) -> CheckedInput:
+    """Raises msgspec.DecodeError."""
+    return msgspec.json.decode(data, type=CheckedInput)
 
 
 def check_in_child(config: Config) -> CheckedInput:

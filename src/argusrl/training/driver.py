@@ -20,7 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from argusrl.cluster.local import HEAD_FOLDER
 from argusrl.config.load import digest, read_resolved
@@ -34,13 +36,21 @@ from argusrl.journal.epochs import claim_epoch
 from argusrl.journal.retention import sweep_temporaries
 from argusrl.observe.display import Display, make_display
 from argusrl.observe.events import EventLog
+from argusrl.observe.phases import PhaseLog
 from argusrl.observe.redact import Redactor
 from argusrl.observe.sinks import open_sinks, require_sinks
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
-from argusrl.training.checks import CheckedInput, check_in_child
+from argusrl.storage.publish import replace_file
+from argusrl.training.checks import CheckedInput, check_in_child, decode_checked, encode_checked
 from argusrl.training.evaluation_file import history, read_evaluations
+
+if TYPE_CHECKING:
+    from argusrl.journal.epochs import Epoch
+    from argusrl.training.bring_up import Hiring
+    from argusrl.training.fleet import Workers
+    from argusrl.training.run import Run
 
 _HEARTBEAT_SECONDS = 5.0
 
@@ -51,7 +61,7 @@ def main(arguments: list[str]) -> int:
     logs = folder.attempt(attempt) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=logs / "driver.log", level=logging.INFO, force=True)
-    driver = _Driver(folder, attempt, logs)
+    driver = _Driver(folder, attempt, logs, restarted="--restarted" in arguments)
     try:
         driver.prepare()
         verdict = asyncio.run(driver.run())
@@ -95,6 +105,7 @@ class _Driver:
     config: Config | None = None
     display: Display = None  # type: ignore[assignment]
     heartbeat: _HeartbeatThread = None  # type: ignore[assignment]
+    restarted: bool = False  # takes the place of one that was lost
     checked: CheckedInput | None = None
 
     def __post_init__(self) -> None:
@@ -113,22 +124,30 @@ class _Driver:
         if count := faults(self.folder, self.attempt):
             self.display.restarted(count)
         self.display.phase("check")
-        self.checked = check_in_child(config)
+        self.heartbeat.start()
+        self.checked = self._checked_before(config) or check_in_child(config)
+        replace_file(self.folder.checked(self.attempt), encode_checked(self.checked))
         for warning in self.checked.warnings:
             self.display.message(warning, warning=True)
 
+    def _checked_before(self, config: Config) -> CheckedInput | None:
+        """What the attempt before found, when the supervisor says that this one only takes its place."""
+        before = self.folder.checked(self.attempt - 1)
+        same = self.restarted and before.exists() and self._config_of(self.attempt - 1) == digest(config)
+        return decode_checked(before.read_bytes()) if same else None
+
+    def _config_of(self, attempt: int) -> str:
+        own = self.folder.attempt(attempt) / "config.yaml"
+        return digest(read_resolved(own)) if own.exists() else ""
+
     async def run(self) -> Verdict:
-        """Start the workers and train."""
+        """Start the workers, or take over living ones, and train."""
         # Ray is imported only once nothing cheap can go wrong any more, and reads its environment at import.
         os.environ.update(ray_environment(self.config))
         from argusrl.training.bring_up import Hiring, hire
         from argusrl.training.fleet import Position
-        from argusrl.training.healing import Healing
-        from argusrl.training.phases import Colocation
         from argusrl.training.placement import place
-        from argusrl.training.run import Run
-        from argusrl.training.trainer import close, train
-        from argusrl.training.watch import Watch
+        from argusrl.training.trainer import train_under_watch
 
         config, checked = self.config, self.checked
         assert config is not None
@@ -137,52 +156,23 @@ class _Driver:
         sweep_temporaries(self.folder)
         events = EventLog(self.folder.events)
         events.write(
-            "attempt", f"attempt {self.attempt} on {socket.gethostname()}", attempt=self.attempt, epoch=epoch.number
+            "attempt",
+            f"attempt {self.attempt} on {socket.gethostname()}",
+            attempt=self.attempt,
+            epoch=epoch.number,
+            started=psutil.Process().create_time(),
         )
         sinks = open_sinks(config, self.folder, history(self.folder), lambda kind, text: _note(events, kind, text))
         self.display.phase("ray start")
         environment = resolve_environment(config.cluster.environment)
         placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)
         try:
-            layout = placement.layout
             hiring = Hiring(config, self.folder, placement, checked, self.logs, Position(epoch.number))
-            workers = hire(hiring)
-            run = Run(
-                config=config,
-                config_sha256=digest(read_resolved(self.folder.config)),
-                folder=self.folder,
-                epoch=epoch,
-                chain=CommitChain(self.folder, epoch),
-                workers=workers,
-                colocation=Colocation(workers.engines, workers.ranks, shared=layout.colocate),
-                checked=checked,
-                order=PromptOrder(
-                    checked.prompts,
-                    config.run.seed,
-                    config.data.shuffle,
-                    window=config.algorithm.prompts_per_step,
-                ),
-                events=events,
-                display=self.display,
-                dtype=config.model.dtype_on(layout.device),
-                conditions=conditions(config, layout.ranks, layout.device),
-                workers_share_gpus=layout.colocate and layout.device == "cuda",
-                on_phase=self.heartbeat.phase,
-                attempt=self.attempt,
-            )
-            run.healing = Healing(run, hiring)
-            watch = Watch(workers, config.recovery.hang_seconds, run.give_up)
-            self.heartbeat.start(run)
+            run = self._run_of(hiring, hire(hiring), epoch, events)
+            self.heartbeat.run = run
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, run.stop.set)
-            watch.start()
-            try:
-                outcome = await train(run, sinks)
-                with suppress(Exception):
-                    await close(run)
-            finally:
-                await watch.stop()
-                await run.healing.stop()
+            outcome = await train_under_watch(run, sinks)
         finally:
             placement.close()
             sinks.close()
@@ -194,6 +184,40 @@ class _Driver:
             time=time.time(),
             details={"stopped_early": outcome.stopped_early} if outcome.stopped_early else {},
         )
+
+    def _run_of(self, hiring: Hiring, workers: Workers, epoch: Epoch, events: EventLog) -> Run:
+        from argusrl.training.healing import Healing
+        from argusrl.training.phases import Colocation
+        from argusrl.training.run import Run
+        from argusrl.training.shooting import rehearsal_of
+
+        config, layout = hiring.config, hiring.placement.layout
+        run = Run(
+            config=config,
+            config_sha256=digest(read_resolved(self.folder.config)),
+            folder=self.folder,
+            epoch=epoch,
+            chain=CommitChain(self.folder, epoch),
+            workers=workers,
+            colocation=Colocation(workers.engines, workers.ranks, shared=layout.colocate),
+            checked=hiring.checked,
+            order=PromptOrder(
+                hiring.checked.prompts,
+                config.run.seed,
+                config.data.shuffle,
+                window=config.algorithm.prompts_per_step,
+            ),
+            events=events,
+            display=self.display,
+            dtype=config.model.dtype_on(layout.device),
+            conditions=conditions(config, layout.ranks, layout.device),
+            workers_share_gpus=layout.colocate and layout.device == "cuda",
+            on_phase=self.heartbeat.phase,
+            attempt=self.attempt,
+        )
+        run.healing = Healing(run, hiring)
+        run.rehearsal = rehearsal_of(run)
+        return run
 
 
 def ray_environment(config: Config | None) -> dict[str, str]:
@@ -267,16 +291,18 @@ class _HeartbeatThread:
     def __init__(self, folder: RunFolder, attempt: int) -> None:
         self.folder, self.attempt = folder, attempt
         self.name = "start"
+        self.phases = PhaseLog(folder.phases(attempt))
         self.run: Any = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    def start(self, run: Any) -> None:
-        self.run = run
+    def start(self) -> None:
         self.thread.start()
 
     def phase(self, name: str) -> None:
         self.name = name
+        if self.run is not None:
+            self.phases.note(name, step=self.run.state.step + 1, epoch=self.run.epoch.number)
 
     def stop(self) -> None:
         self.ended.set()
@@ -293,8 +319,8 @@ class _HeartbeatThread:
                         time=time.time(),
                         pid=os.getpid(),
                         host=socket.gethostname(),
-                        epoch=self.run.epoch.number,
-                        step=self.run.state.step,
+                        epoch=self.run.epoch.number if self.run else 0,
+                        step=self.run.state.step if self.run else 0,
                         phase=self.name,
                     ),
                 )

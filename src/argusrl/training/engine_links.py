@@ -53,6 +53,7 @@ class _Link:
             while open_seeds:
                 item = await queue.get()
                 if isinstance(item, Exception):
+                    self.lost = self.lost or isinstance(item, WorkerLost)
                     raise item
                 open_seeds -= item.stop is not None
                 yield item
@@ -122,6 +123,11 @@ class EngineLinks:
         self._parts = itertools.count(1)
         self.continued_tokens = 0  # tokens that a lost engine had sampled and another one went on from
 
+    def take_continued_tokens(self) -> int:
+        """`continued_tokens`, which then begins anew."""
+        tokens, self.continued_tokens = self.continued_tokens, 0
+        return tokens
+
     def set(self, actors: Mapping[int, Any]) -> None:
         """The engines that serve from now on."""
         for number, link in list(self._links.items()):
@@ -142,7 +148,7 @@ class EngineLinks:
         def run(part: _Part) -> None:
             tasks.add(asyncio.create_task(self._run(epoch, step, home, part, out, run)))
 
-        run(_Part(list(range(len(request.seeds))), request))
+        run(self._part(request, list(range(len(request.seeds)))))
         open_seeds = len(request.seeds)
         try:
             while open_seeds:
@@ -200,13 +206,17 @@ class EngineLinks:
         seeds = dict(zip(part.places, part.request.seeds, strict=True))
         request = replace(
             part.request,
-            id=f"{part.request.id.partition('~')[0]}~{next(self._parts)}",
             collapsed_ids=part.request.collapsed_ids + tokens,
             expanded_ids=part.request.expanded_ids + tokens,
             seeds=tuple(seeds[place] for place in places),
             max_tokens=part.request.max_tokens - len(tokens),
         )
-        return _Part(list(places), request)
+        return self._part(request, places)
+
+    def _part(self, request: SampleRequest, places: Sequence[int]) -> _Part:
+        # A name of its own: episodes may ask for the same turn of the same prompt again.
+        name = f"{request.id.partition('~')[0]}~{self.client}.{next(self._parts)}"
+        return _Part(list(places), replace(request, id=name))
 
     def close(self) -> None:
         """Forget all engines."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from argusrl.data.source import PromptSource, SelectedSource, open_source
 from argusrl.environments.sessions import open_sessions
 from argusrl.errors import WorkerError
 from argusrl.journal.episodes import EpisodeJournal, Leftovers, SealedStep
+from argusrl.recovery.failpoints import How
 from argusrl.rewards.combined import open_rewards
 from argusrl.rollout.engine import SampleRequest, Span
 from argusrl.rollout.player import EpisodePlayer, PlaySettings, Sample, Unrecorded
@@ -22,6 +24,7 @@ from argusrl.storage.layout import RunFolder
 from argusrl.training.engine_links import EngineLinks
 from argusrl.training.fence import Fence
 from argusrl.training.process import Lease, start_logging
+from argusrl.training.shooting import shoot_oneself
 from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef, Unfinished
 
 T = TypeVar("T")
@@ -117,12 +120,21 @@ class EpisodeWorker:
         self.fence.check_epoch(epoch)
         self.lease.renew()
 
-    async def set_engines(self, epoch: int, step: int, engines: Mapping[int, Any]) -> None:
-        """The engines that serve now, by number; replies of others go on at these."""
+    async def die(self, epoch: int, shot: int, how: How) -> None:
+        """A rehearsal's shot."""
+        self.fence.check_epoch(epoch)
+        shoot_oneself(how)
+
+    async def set_engines(self, epoch: int, step: int, engines: Mapping[int, Any]) -> int:
+        """The engines that serve now, by number; replies of others go on at these.
+
+        Returns how many tokens of lost engines were gone on from since the last call.
+        """
         self.fence.check(epoch, step)
         if self.links is None:
             self.links = EngineLinks(f"{self.name}-{id(self):x}")
         self.links.set(engines)
+        return self.links.take_continued_tokens()
 
     async def begin(self, epoch: int, step: int) -> None:
         """Open this worker's segments of a step."""
@@ -141,7 +153,7 @@ class EpisodeWorker:
         assert self.journal is not None
         leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256, finished=finished, unfinished=True)
         self.unfinished = leftovers.unfinished
-        rows = {self.sources["train"][index].id: index for index in indices} if leftovers.trajectories else {}
+        rows = {self.sources["train"][index].id: index for index in indices} if finished else {}
         return AdoptedStep(
             leftovers=replace(leftovers, unfinished={}),
             rows=rows,
@@ -199,6 +211,7 @@ class EpisodeWorker:
                 journal,
                 settings,
                 on_end,
+                lambda key, reason: logging.warning("%s cannot be continued and starts whole: %s", key, reason),
             )
             await self.flush(journal)
         return [results[sample.key] for sample in samples]

@@ -22,8 +22,11 @@ from argusrl.rollout.player import PlaySettings
 from argusrl.training.calls import call, call_all, settle
 from argusrl.training.engine_worker import EngineProof
 from argusrl.training.episode_worker import AdoptedStep, GroupOrder, Score
-from argusrl.training.rank_worker import Published, RankUpdate, UpdateReport
+from argusrl.training.rank_worker import Published, RankUpdate, RowOrder, UpdateReport
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryRef
+
+STRAGGLER_RATIO = 5.0
+STRAGGLER_SECONDS = 0.02  # what is faster than this is not measured
 
 
 @dataclass(slots=True)
@@ -194,10 +197,12 @@ class EngineFleet(Fleet):
         return [answer for answer in answers if isinstance(answer, EngineProgress)]  # the watch sees to the others
 
 
+@dataclass
 class RankFleet(Fleet):
     """All training ranks; they act together. `members` are the ranks of the present group."""
 
     noun = "rank"
+    on_straggler: Callable[[str, float], None] | None = None
 
     async def connect(self, group: str, deadline_seconds: float) -> None:
         """Build the process group and the model on all ranks. Raises what a rank's start raised."""
@@ -209,9 +214,24 @@ class RankFleet(Fleet):
         await call_all(references, deadline_seconds, "start", self.names)
 
     async def update(self, orders: Sequence[list[RankUpdate]]) -> UpdateReport:
-        """Run all optimizer updates of a step; `orders` has one list of updates per rank."""
+        """Run all optimizer updates of a step; `orders` has one list of updates per rank. Rank 0's report.
+
+        A rank that read its rows many times slower than the others is told to `on_straggler`, never killed for it.
+        """
         reports: list[UpdateReport] = await self._each("update", [(own,) for own in orders])
+        fastest = min(report.reading_seconds for report in reports)
+        for number, report in enumerate(reports):
+            ratio = report.reading_seconds / max(fastest, STRAGGLER_SECONDS)
+            if ratio > STRAGGLER_RATIO and self.on_straggler is not None:
+                self.on_straggler(self.name(number), ratio)
         return reports[0]
+
+    async def recheck(self, orders: Sequence[list[RowOrder]]) -> bool:
+        """Whether each rank's rows get the same log-probabilities, bit for bit, on the next rank as on their own."""
+        own = await self._each("logprob_digest", [(rows,) for rows in orders])
+        moved = [orders[(rank + 1) % len(orders)] for rank in range(len(orders))]
+        again = await self._each("logprob_digest", [(rows,) for rows in moved])
+        return all(own[(rank + 1) % len(own)] == digest for rank, digest in enumerate(again))
 
     async def publish(self, version: int) -> AdapterRef:
         """Write the adapter to the run folder; durable on return."""
@@ -254,9 +274,9 @@ class EpisodeFleet(Fleet):
 
     noun = "episode worker"
 
-    async def set_engines(self, engines: dict[int, Any]) -> None:
-        """Tell all workers which engines serve."""
-        await self._all("set_engines", engines)
+    async def set_engines(self, engines: dict[int, Any]) -> int:
+        """Tell all workers which engines serve. Tokens of lost engines that they went on from since the last call."""
+        return sum(await self._all("set_engines", engines))
 
     async def begin(self) -> None:
         """Open the journal segments of the current step."""

@@ -8,8 +8,10 @@ state of the last commit where it was lost, and adopts what the journal holds of
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,14 @@ import ray
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
+    NumericsError,
+    SampleError,
     StorageError,
     WorkerError,
     WorkerLost,
 )
 from argusrl.journal.commits import Adopted
+from argusrl.journal.quarantine import quarantine, quarantined
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
 from argusrl.recovery.storage_wait import await_storage
@@ -31,11 +36,12 @@ from argusrl.training.bring_up import Hiring
 from argusrl.training.fleet import EngineFleet, Fleet, Member, RankFleet
 from argusrl.training.placement import node_lost
 from argusrl.training.rank_worker import RankStatus
+from argusrl.types import TrajectoryKey
 
 if TYPE_CHECKING:
     from argusrl.training.run import Run
 
-HEALABLE = (WorkerError, DeadlineError, StorageError, Adopted)
+HEALABLE = (WorkerError, DeadlineError, StorageError, SampleError, Adopted)
 """What `Healing.recover` can do something about; CorruptionError, a StorageError, is not among it."""
 
 
@@ -47,6 +53,8 @@ class Healing:
     hiring: Hiring
     history: list[Fault] = field(default_factory=list)
     replacing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    suspicions: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)  # by step and samples
+    accused: tuple[str, ...] = ()
     absent: list[Member] = field(default_factory=list)  # ranks of a lost node, starting when it is replaced
 
     def judge(self, kind: FaultKind, member: str, how: FaultHow, message: str) -> Decision:
@@ -84,13 +92,13 @@ class Healing:
         run, engines = self.run, self.run.workers.engines
         started = time.monotonic()
         try:
-            await self._tell_engines()
+            continued = await self._tell_engines()
             # Engines measure free memory while they start, so on shared GPUs ranks must be out of it.
             async with run.colocation.rollout() if run.workers_share_gpus else nullcontext():
                 engines.replace(number)
                 await engines.attach(number, self._start_seconds(engines))
                 async with nullcontext() if run.workers_share_gpus else run.colocation.rollout():
-                    await self._admit(number)
+                    continued += await self._admit(number)
         except ArgusError as fault:
             self.replacing.pop(number, None)
             self.engine_lost(number, fault)
@@ -105,25 +113,28 @@ class Healing:
             f"{engines.name(number)} is back after {seconds:.1f} s",
             member=engines.name(number),
             seconds=seconds,
+            continued_tokens=continued,
+            engines=len(engines.members),
         )
         self.keep_standby()
 
-    async def _admit(self, number: int) -> None:
-        """The engine serves once it has proven the adapter that the others serve."""
+    async def _admit(self, number: int) -> int:
+        """The engine serves once it has proven the adapter that the others serve; tokens that are gone on from."""
         run, engines = self.run, self.run.workers.engines
         serving, canary = run.serving, run.state.canary
         if serving is not None and canary is not None:
             proof = await engines.bring_up_to(number, canary, serving.adapter)
             run.verify(serving.adapter, [proof], serving.canary)
         engines.admit(number)
-        await self._tell_engines()
+        return await self._tell_engines()
 
-    async def _tell_engines(self) -> None:
-        """Say who serves. An episode worker that is lost meanwhile hears of it when it is re-made."""
+    async def _tell_engines(self) -> int:
+        """Say who serves; tokens that were gone on from. A worker that is lost meanwhile hears of it when re-made."""
         try:
-            await self.run.workers.episodes.set_engines(self.run.workers.engines.handles())
+            return await self.run.workers.episodes.set_engines(self.run.workers.engines.handles())
         except (WorkerLost, DeadlineError) as fault:
             logging.warning("engines could not be told: %s", fault.message)
+            return 0
 
     def keep_standby(self) -> None:
         """Begin to start the standby that takes the place of the next engine that is lost."""
@@ -141,12 +152,18 @@ class Healing:
         kind, member, how = self._classify(error)
         decision = self.judge(kind, member, how, getattr(error, "message", str(error)))
         if decision.action in ("restart_driver", "stop"):
-            raise error
+            # Not the error itself: some codes say to the supervisor that trying again is of no use.
+            raise WorkerError(decision.reason) if decision.action == "restart_driver" else error
+        if kind == "sample":
+            run.isolated_step = run.workers.position.step
+        if decision.action == "quarantine" and len(self.accused) == 1:  # else they are told apart first
+            self._quarantine(self.accused[0], decision.reason)
         if kind == "storage":
             await await_storage(
                 run.folder,
                 run.chain.head_sha256,
                 deadline_seconds=run.config.recovery.storage_wait_seconds,
+                needed_bytes=run.needed_bytes(),
                 say=lambda text: run.say("waiting", text, warning=True),
             )
 
@@ -160,10 +177,51 @@ class Healing:
             epoch=self.run.epoch.number,
         )
 
+    def _accuse(self, keys: tuple[str, ...]) -> str:
+        """Remember which samples a fault points at; what stands for them in the history."""
+        self.accused = keys
+        return keys[0] if len(keys) == 1 else f"one of {len(keys)} samples from {keys[0]}"
+
+    def _quarantine(self, name: str, reason: str) -> None:
+        """Leave a sample out of the open step. Raises NumericsError when that would leave out too many."""
+        run = self.run
+        step = run.workers.position.step
+        algorithm = run.config.algorithm
+        total = algorithm.prompts_per_step * algorithm.group_size
+        left_out = len(quarantined(run.folder, step)) + 1
+        if left_out > run.config.rollout.max_failed_share * total:
+            raise NumericsError(
+                f"step {step}: {left_out} of {total} samples would have to be left out: {reason}",
+                "the weights or the data are broken: look at attempts/*/logs/rank*.log",
+            )
+        prompt, _, sample = name.rpartition("/")
+        quarantine(run.folder, TrajectoryKey(step, prompt, int(sample)), reason)
+        run.say("quarantined", f"step {step} goes on without {name}: {reason}", warning=True, step=step, sample=name)
+
+    def _suspects(self, member: str) -> tuple[str, ...]:
+        """The samples that a rank computed when it was lost; () where that says nothing."""
+        run = self.run
+        number = next((n for n, name in enumerate(run.workers.ranks.names) if name == member), None)
+        if number is None:
+            return ()
+        try:
+            note = json.loads(run.folder.suspect(number).read_bytes())
+        except (OSError, ValueError):
+            return ()
+        current = (note["epoch"], note["step"]) == (run.epoch.number, run.workers.position.step)
+        return tuple(note["keys"]) if current else ()
+
     def _classify(self, error: BaseException) -> tuple[FaultKind, str, FaultHow]:
         if isinstance(error, StorageError):
             return "storage", str(self.run.folder.path), "raised"
+        if isinstance(error, SampleError) and error.keys:
+            return "sample", self._accuse(error.keys), "raised"
         member = self._lost_member() or getattr(error, "member", "")
+        suspects = self._suspects(member)
+        seen = (self.run.workers.position.step, suspects)
+        self.suspicions[seen] += 1
+        if suspects and self.suspicions[seen] > 1:  # once may be chance
+            return "sample", self._accuse(suspects), how_of(error)
         message = getattr(error, "message", "")
         for noun, kind in (("rank", "rank"), ("episode worker", "episode_worker"), ("engine", "engine")):
             if member.startswith(noun) or (not member and message.startswith(noun)):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from argusrl.config.sections import Config
-from argusrl.errors import ArgusError, NumericsError
+from argusrl.errors import ArgusError, CorruptionError, ModelError, NumericsError, SampleError, WorkerError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
 from argusrl.policy.schedule import learning_rate
 from argusrl.policy.settings import PolicySettings
+from argusrl.recovery.failpoints import How
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
 from argusrl.training.process import Lease, start_logging
+from argusrl.training.shooting import shoot_oneself
 from argusrl.types import AdapterRef, TrajectoryRef
 
 
@@ -34,6 +41,7 @@ class RankUpdate:
 
     micro_batches: tuple[tuple[RowOrder, ...], ...]
     denominator_tokens: int  # of the whole update, all ranks
+    recorded_ranks: tuple[tuple[tuple[RowOrder, ...], ...], ...] = ()  # a replay for another number of ranks: all rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,7 @@ class UpdateReport:
 
     skipped: int  # updates without signal: the optimizer was not touched
     metrics: dict[str, float]
+    reading_seconds: float  # of this rank alone: its rows from the journal, without waiting for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,8 @@ class RankWorker:
         self.lease = Lease(config.recovery.orphan_seconds)
         self.policy: Any = None
         self._group = ""
+        self._rank = -1
+        self._suspects: tuple[str, ...] = ()  # what is being computed
         self._store: Any = None
         self._canary: tuple[Any, list[bytes]] | None = None
         self._checkpoint: Any = None
@@ -94,6 +105,12 @@ class RankWorker:
         self.fence.check_epoch(epoch)
         self.lease.renew()
         return Beat(busy=self._busy, progress=self._progress)
+
+    @ray.method(concurrency_group="beat")
+    def die(self, epoch: int, shot: int, how: How) -> None:
+        """A rehearsal's shot, whatever the rank is doing."""
+        self.fence.check_epoch(epoch)
+        shoot_oneself(how)
 
     def attach(self, epoch: int, identity: str) -> RankStatus:
         """Take a driver's first call. A call of the driver before it has ended by then."""
@@ -132,14 +149,25 @@ class RankWorker:
             timeout_seconds=self.config.training.collective_timeout_seconds,
         )
         self.policy = Policy(self.settings)
-        self._group = group
+        self._group, self._rank = group, rank
 
     def update(self, epoch: int, step: int, updates: list[RankUpdate]) -> UpdateReport:
-        """Run the step's optimizer updates. Raises NumericsError where numbers are not finite."""
-        self.fence.check(epoch, step)
+        """Run the step's optimizer updates. Raises SampleError or NumericsError where numbers are not finite."""
+        self._enter(epoch, step)
+        from argusrl.policy.policy import ANOTHER_REFUSED
+
         self._busy = True
         try:
-            return self._update(step, updates)
+            self.policy.check_state()
+            report = self._update(step, updates)
+            self.policy.seal_state()
+        except CorruptionError as error:
+            self._group = ""
+            raise WorkerError(f"rank {self._rank}: {error.message}", "its state is restored from storage") from error
+        except ModelError as error:
+            self.policy.discard_gradients()
+            own = () if error.message == ANOTHER_REFUSED else self._suspects
+            raise SampleError(f"step {step}: {error.message}", error.hint, own) from error
         except ArgusError:
             self.policy.discard_gradients()  # what half an update left must not leak into the next one
             raise
@@ -148,13 +176,23 @@ class RankWorker:
             raise
         finally:
             self._busy = False
+        self._note_suspects(step, ())
+        return report
 
     def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm
-        stats, done = [], []
+        stats, done, reading_seconds = [], [], 0.0
         for number, update in enumerate(updates):
-            batches = [[self._row(order) for order in batch] for batch in update.micro_batches]
-            stats.append(self.policy.forward_backward(batches, update.denominator_tokens))
+            started = time.monotonic()
+            rows = _Rows(self._row)
+            batches = [[rows.read(order) for order in batch] for batch in update.micro_batches]
+            recorded = [[[rows.read(order) for order in b] for b in rank] for rank in update.recorded_ranks]
+            reading_seconds += time.monotonic() - started
+            if recorded:
+                stats.append(self.policy.forward_backward_as(recorded, update.denominator_tokens))
+            else:
+                note = partial(self._begin_batch, step, rows)
+                stats.append(self.policy.forward_backward(batches, update.denominator_tokens, note))
             rate = learning_rate(
                 self.config.optimizer,
                 step=step,
@@ -163,30 +201,62 @@ class RankWorker:
                 num_steps=algorithm.num_steps,
             )
             done.append(self.policy.optimizer_step(rate))
-            if done[-1].skipped == "non-finite gradient":
-                raise NumericsError(
-                    f"the gradient of step {step}, update {number} is not finite (norm {done[-1].grad_norm})",
-                    "lower optimizer.learning_rate, or look for a reward or log-probability that is not finite",
-                )
-        return _report(stats, done)
+            if (done[-1].skipped or "").startswith("non-finite"):
+                raise self._not_finite(f"step {step}, update {number}", done[-1], rows.begun)
+        return _report(stats, done, reading_seconds)
+
+    def _begin_batch(self, step: int, rows: _Rows, batch: Sequence[Any]) -> None:
+        rows.begun.append(rows.keys(batch))
+        self._note_suspects(step, rows.begun[-1])
+
+    def _not_finite(self, where: str, done: Any, keys: list[tuple[str, ...]]) -> NumericsError:
+        """What to raise for an update that was left out; Adam is untouched."""
+        if done.broken is None or done.broken.micro_batch >= len(keys):
+            return NumericsError(
+                f"the gradient of {where} is not finite (norm {done.grad_norm})",
+                "lower optimizer.learning_rate, or look for a reward or log-probability that is not finite",
+            )
+        # Every rank knows where it began; only that rank knows the samples.
+        own = keys[done.broken.micro_batch] if done.broken.rank == self._rank else ()
+        return SampleError(f"{where}: {done.broken.what} is not finite on rank {done.broken.rank}", "", own)
+
+    def logprob_digest(self, epoch: int, step: int, orders: list[RowOrder]) -> str:
+        """Of the log-probabilities of these rows; all ranks call it, each with its own."""
+        self._enter(epoch, step)
+        digest: str = self.policy.logprob_digest([self._row(order) for order in orders])
+        return digest
+
+    def _note_suspects(self, step: int, keys: Sequence[str]) -> None:
+        """Say what is being computed, for the driver of a rank that dies in it. It has to survive this process only."""
+        self._progress += 1
+        self._suspects = tuple(keys)
+        path = self.folder.suspect(self._rank)
+        with suppress(OSError):  # a full disk is noticed where it matters
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"epoch": self.fence.epoch, "step": step, "keys": self._suspects}))
+
+    def _enter(self, epoch: int, step: int) -> None:
+        self.fence.check(epoch, step)
+        if not self._group:
+            raise WorkerError(f"rank {self._rank} is in no group", "it was made anew and joins the next one")
 
     def publish(self, epoch: int, step: int, version: int) -> AdapterRef:
         """Write the adapter to its write-once folder; rank 0 writes, all take part. Raises NumericsError."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         folder = self.folder.adapter(version, epoch)
         reference: AdapterRef = self.policy.publish_adapter(folder, version=version, epoch=epoch)
         return reference
 
     def set_canary(self, epoch: int, step: int, reference: TrajectoryRef) -> list[float]:
         """Take the run's fixed sequence; [R] log-probabilities of its reply under the base model."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         turn = read_trajectory(self.folder, reference).turns[0]
         self._canary = (turn, [read_image(self.folder, ref) for ref in turn.images])
         return self._score("current" if self.settings.kind == "full" else "base")
 
     def canary(self, epoch: int, step: int) -> Published:
         """The canary's log-probabilities now, and the digest of the whole training state."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         return Published(canary=self._score("current"), state_digest=self.policy.state_digest())
 
     def _score(self, adapter: str) -> list[float]:
@@ -197,34 +267,34 @@ class RankWorker:
 
     def save_checkpoint(self, epoch: int, step: int, commit_sha256: str, state_digest: str) -> None:
         """Stage the state after `step` and write it in the background. Raises what the write before raised."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         self.finish_checkpoint(epoch, step)
         fields = {"step": step, "epoch": epoch, "commit_sha256": commit_sha256, "state_digest": state_digest}
         self._checkpoint = self.policy.save_checkpoint(self.folder.checkpoint(step, epoch), fields)
 
     def finish_checkpoint(self, epoch: int, step: int) -> None:
         """Wait until the checkpoint under way is durable."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         if self._checkpoint is not None:
             under_way, self._checkpoint = self._checkpoint, None
             under_way.result(timeout=self.config.cluster.call_timeout_seconds)
 
     def load_checkpoint(self, epoch: int, step: int, folder: str) -> None:
         """Become the state of a checkpoint. Raises CorruptionError."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         self.policy.load_checkpoint(Path(folder))
 
     def load_adapter(self, epoch: int, step: int, folder: str) -> None:
         """Take a committed adapter's tensors, after a replay that was not exact."""
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         self.policy.load_adapter(Path(folder))
 
     def offload(self, epoch: int, step: int) -> None:
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         self.policy.offload()
 
     def onload(self, epoch: int, step: int) -> None:
-        self.fence.check(epoch, step)
+        self._enter(epoch, step)
         self.policy.onload()
 
     def _row(self, order: RowOrder) -> Any:
@@ -235,7 +305,24 @@ class RankWorker:
         return Row.of(trajectory, order.advantage, images)
 
 
-def _report(stats: list[Any], done: list[Any]) -> UpdateReport:
+class _Rows:
+    """Rows as they are read, and the samples they come from."""
+
+    def __init__(self, read: Callable[[RowOrder], Any]) -> None:
+        self._read = read
+        self._keys: dict[int, str] = {}
+        self.begun: list[tuple[str, ...]] = []  # samples of each micro-batch that was begun
+
+    def read(self, order: RowOrder) -> Any:
+        row = self._read(order)
+        self._keys[id(row)] = f"{order.reference.key.prompt_id}/{order.reference.key.sample}"
+        return row
+
+    def keys(self, rows: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(self._keys[id(row)] for row in rows)
+
+
+def _report(stats: list[Any], done: list[Any], reading_seconds: float) -> UpdateReport:
     """Means over the updates that computed something; the gap of the first one, before weights moved."""
     active = [one for one in stats if one.tokens]
     tokens = sum(one.tokens for one in active)
@@ -258,4 +345,5 @@ def _report(stats: list[Any], done: list[Any]) -> UpdateReport:
             "policy/learning_rate": done[-1].learning_rate,
             "policy/trained_tokens": sum(one.row_tokens for one in stats),
         },
+        reading_seconds=reading_seconds,
     )

@@ -12,6 +12,7 @@ from typing import Any
 from argusrl.config.sections import RolloutSection
 from argusrl.errors import WorkerError
 from argusrl.journal.episodes import SealedStep
+from argusrl.journal.quarantine import QUARANTINED
 from argusrl.rollout.player import PlaySettings
 from argusrl.training.episode_worker import GroupOrder
 from argusrl.training.fleet import EpisodeFleet
@@ -27,6 +28,7 @@ class RolloutResult:
     sealed: tuple[SealedStep, ...]
     adopted: int  # taken over from interrupted attempts
     sampled_tokens: int  # response tokens of the others
+    seal_seconds: float = field(default=0.0, compare=False)  # until everything was durable
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Rollout:
     section: RolloutSection
     settings: PlaySettings
     say: Callable[[str], None]
+    half_way: Callable[[], None] = lambda: None  # hears when half of the groups are there
+    quarantined: Sequence[EpisodeFailure] = ()  # what is left out of this step
     outcomes: dict[tuple[int, int], TrajectoryRef | EpisodeFailure] = field(default_factory=dict)
 
     async def play(
@@ -51,15 +55,20 @@ class Rollout:
             place = (prompt_ids.get(reference.key.prompt_id, -1), reference.key.sample)
             if place in asked:  # not where the data changed on disk between two attempts
                 self.outcomes[place] = reference
+        for failure in self.quarantined:
+            self.outcomes[prompt_ids[failure.key.prompt_id], failure.key.sample] = failure
         taken_over = set(self.outcomes)
         await self._play_missing(wanted, attempt=0)
         await self._wait_while_failing(wanted)
+        sealing = time.monotonic()
         sealed = await self.episodes.seal()
+        seal_seconds = time.monotonic() - sealing
         ordered = [self.outcomes[place] for place in wanted]
         return RolloutResult(
             trajectories=tuple(item for item in ordered if isinstance(item, TrajectoryRef)),
             failures=tuple(item for item in ordered if isinstance(item, EpisodeFailure)),
             sealed=tuple(sealed),
+            seal_seconds=seal_seconds,
             adopted=len(taken_over),
             sampled_tokens=sum(
                 item.response_tokens
@@ -69,16 +78,21 @@ class Rollout:
         )
 
     async def _play_missing(self, wanted: Sequence[tuple[int, int]], attempt: int) -> None:
+        done = 0
         missing: dict[int, list[int]] = {}
         for index, sample in wanted:
-            if not isinstance(self.outcomes.get((index, sample)), TrajectoryRef):
+            if not _is_final(self.outcomes.get((index, sample))):
                 missing.setdefault(index, []).append(sample)
 
         async def one(number: int, index: int, samples: list[int]) -> None:
+            nonlocal done
             order = GroupOrder(index=index, samples=tuple(samples), engine=number % self.engines)
             results = await self.episodes.play(order, self.settings, attempt)
             for sample, result in zip(samples, results, strict=True):
                 self.outcomes[index, sample] = result
+            done += 1
+            if done == (len(missing) + 1) // 2:
+                self.half_way()
 
         # All samples of a group go to one engine, so that its caches hold prompt and image.
         orders = [one(number, index, samples) for number, (index, samples) in enumerate(missing.items())]
@@ -89,7 +103,9 @@ class Rollout:
         began = time.monotonic()
         attempt = 0
         while True:
-            failures = [item for item in self.outcomes.values() if isinstance(item, EpisodeFailure)]
+            failures = [
+                item for item in self.outcomes.values() if isinstance(item, EpisodeFailure) and not _is_final(item)
+            ]
             if len(failures) <= self.section.max_failed_share * len(wanted):
                 return
             reason = describe_failures(failures, len(wanted))
@@ -103,6 +119,11 @@ class Rollout:
             await asyncio.sleep(self.section.pause_probe_seconds)
             attempt += 1
             await self._play_missing(wanted, attempt)
+
+
+def _is_final(outcome: TrajectoryRef | EpisodeFailure | None) -> bool:
+    """Not to be played again: it finished, or it was left out because it ended the step."""
+    return isinstance(outcome, TrajectoryRef) or (outcome is not None and outcome.kind == QUARANTINED)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

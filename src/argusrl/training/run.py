@@ -16,8 +16,11 @@ from argusrl.data.order import PromptOrder
 from argusrl.errors import ArgusError, Interrupted, StorageError
 from argusrl.journal.commits import Commit, CommitChain
 from argusrl.journal.epochs import Epoch, claim_epoch
+from argusrl.journal.quarantine import quarantined
 from argusrl.observe.display import Display
 from argusrl.observe.events import EventLog
+from argusrl.recovery.failpoints import Point, Rehearsal
+from argusrl.recovery.storage_wait import await_storage, free_space_problem
 from argusrl.rollout.player import PlaySettings
 from argusrl.storage.layout import RunFolder
 from argusrl.training.canary import Verification, verify
@@ -102,7 +105,16 @@ class Run:
     journal_open: bool = False  # episode workers have segments of a step
     checkpoint_seconds: float = 0.0
     unwritten: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    rehearsal: Rehearsal | None = None  # of an ordinary run: none
+    commit_seconds: float = 0.0
+    step_bytes: int = 0  # written by the largest step of this driver
+    isolated_step: int | None = None  # samples of this step are computed one by one, to find the one that ends it
     prompt_tokens: tuple[int, int] = (0, 0)  # (all, from the prefix cache), of all engines so far
+
+    def at(self, point: Point) -> None:
+        """A named point of the run is passed: a rehearsal may shoot here."""
+        if self.rehearsal is not None:
+            self.rehearsal.reached(point, self.state.step + 1)
 
     def phase(self, name: str) -> None:
         """Tell display and heartbeat what is being done."""
@@ -133,6 +145,24 @@ class Run:
         self.leftovers_taken = False
         self.journal_open = False
 
+    def needed_bytes(self) -> int:
+        """Free space that a step needs: what the largest step so far wrote, twice, and the margin of the recipe."""
+        return 2 * self.step_bytes + self.config.recovery.min_free_bytes
+
+    async def require_space(self) -> None:
+        """Before a step: pause while there is too little room for it. Raises StorageError after the deadline."""
+        if free_space_problem(self.folder, self.needed_bytes()) is None:
+            return
+        await self.unless_stopped(
+            await_storage(
+                self.folder,
+                self.chain.head_sha256,
+                deadline_seconds=self.config.recovery.storage_wait_seconds,
+                needed_bytes=self.needed_bytes(),
+                say=lambda text: self.say("waiting", text, warning=True),
+            )
+        )
+
     def play_settings(self) -> PlaySettings:
         """How training episodes are played under the committed adapter."""
         return settings_for(self.config, self.state.adapter)
@@ -155,7 +185,10 @@ class Run:
             section=self.config.rollout,
             settings=self.play_settings(),
             say=lambda message: self.say("paused", message, warning=True, step=step),
+            half_way=lambda: self.at("rollout_half"),
+            quarantined=quarantined(self.folder, step),
         )
+        self.at("rollout_begun")
         return await self.unless_stopped(rollout.play(indices, ids, adopted))
 
     async def _adopt(self, step: int, indices: Sequence[int]) -> tuple[Sequence[TrajectoryRef], dict[str, int]]:
@@ -224,9 +257,14 @@ class Run:
             return
         started = time.monotonic()
         self.phase("checkpoint")
+        self.at("checkpointing")
         await self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
         self.checkpoint_seconds = time.monotonic() - started
 
     def advance(self, commit: Commit) -> None:
         """The commit is durable: go on from it."""
         self.state = RunState.of(commit)
+        written = sum(segment.bytes for segment in commit.segments)
+        for folder in (self.folder.absolute(commit.adapter.path), self.folder.checkpoint(commit.step, commit.epoch)):
+            written += sum(path.stat().st_size for path in folder.glob("*")) if folder.is_dir() else 0
+        self.step_bytes = max(self.step_bytes, written)

@@ -12,6 +12,7 @@ import psutil
 
 from argusrl.algorithms.advantages import group_advantages
 from argusrl.algorithms.packing import Plan, RowCost, plan_step
+from argusrl.errors import WorkerError
 from argusrl.journal.commits import Commit, CommittedTrajectory
 from argusrl.journal.segments import SealedSegment
 from argusrl.training.canary import Verification
@@ -29,15 +30,23 @@ async def run_step(run: Run, step: int) -> Commit:
     rollout = await run.rollout(step)
     cached = await run.cached_prompt_share()
     clock.lap("rollout")
+    run.at("rollout_done")
     advantages = advantages_of(rollout.trajectories, run.config.algorithm.advantage)
-    plan = plan_of(rollout.trajectories, advantages, run)
+    plan = plan_of(rollout.trajectories, advantages, run, step)
     run.phase("train")
     await run.colocation.to_training()
-    report = await run.workers.ranks.update(orders_of(plan, rollout.trajectories, advantages))
+    orders = orders_of(plan, rollout.trajectories, advantages)
+    run.at("training")
+    report = await run.workers.ranks.update(orders)
+    run.at("updated")
+    await recheck_if_due(run, step, orders)
     clock.lap("train")
     run.phase("sync")
     synced = await synchronise(run, version=step)
     clock.lap("sync")
+    run.phase("commit")
+    run.at("committing")
+    committing = time.monotonic()
     commit = run.chain.append(
         Commit(
             step=step,
@@ -54,8 +63,22 @@ async def run_step(run: Run, step: int) -> Commit:
             metrics=step_metrics(rollout, advantages, cached, report, synced, clock),
         )
     )
+    run.commit_seconds = time.monotonic() - committing
+    run.at("committed")
     await run.checkpoint(commit)
     return commit
+
+
+async def recheck_if_due(run: Run, step: int, orders: Sequence[list[RankUpdate]]) -> None:
+    """Now and then compute one micro-batch on another rank: bits that differ are silent corruption."""
+    every = run.config.training.recheck_every_steps
+    if not every or step % every:
+        return
+    if not await run.workers.ranks.recheck([list(updates[0].micro_batches[0][:1]) for updates in orders]):
+        raise WorkerError(
+            f"step {step}: a sample has other log-probabilities when it is computed again: silent corruption",
+            "the step is done again from the last commit; if this repeats, a device is broken",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +97,10 @@ async def synchronise(run: Run, version: int) -> Synced:
     """
     ranks = run.workers.ranks
     adapter = await ranks.publish(version)
+    run.at("published")
     published = await ranks.canary()
     verification = await serve(run, adapter, published)
+    run.at("synced")
     return Synced(adapter=adapter, published=published, verification=verification)
 
 
@@ -108,7 +133,7 @@ def advantages_of(trajectories: Sequence[TrajectoryRef], kind: Literal["group_st
     return advantages
 
 
-def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], run: Run) -> Plan:
+def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], run: Run, step: int) -> Plan:
     """Spread the step's rows over updates, ranks and micro-batches."""
     rows = [
         RowCost(
@@ -123,7 +148,7 @@ def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], 
         rows,
         ranks=len(run.workers.ranks.members),
         updates=run.config.algorithm.updates_per_step,
-        micro_batch_tokens=run.config.training.micro_batch_tokens,
+        micro_batch_tokens=1 if run.isolated_step == step else run.config.training.micro_batch_tokens,
     )
 
 
@@ -210,6 +235,7 @@ def step_metrics(
         "rollout/prompt_tokens_mean": sum(trajectory.prompt_tokens for trajectory in trajectories) / count,
         "rollout/cached_prompt_share": cached_prompt_share,
         "rollout/groups_without_signal": sum(not signal for signal in groups.values()),
+        "rollout/seal_seconds": rollout.seal_seconds,
         "time/rollout_seconds": clock.seconds["rollout"],
         "time/train_seconds": clock.seconds["train"],
         "time/sync_seconds": clock.seconds["sync"],
@@ -230,13 +256,23 @@ def driver_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def plan_from(commit: Commit, ranks: int) -> Plan:
-    """The plan a step was computed with; dealt anew if it was made for another number of ranks."""
-    plan = Plan.from_json(commit.plan)
-    planned = len(plan.updates[0].ranks)
-    if planned == ranks:
-        return plan
-    return plan.on_ranks(ranks)
+def replay_orders(
+    run: Run, commit: Commit, trajectories: Sequence[TrajectoryRef], advantages: Sequence[float]
+) -> list[list[RankUpdate]]:
+    """What each rank is told to do a committed step again; on another number of ranks all emulate the recorded ones."""
+    recorded = orders_of(Plan.from_json(commit.plan), trajectories, advantages)
+    ranks = len(run.workers.ranks.members)
+    if len(recorded) == ranks:
+        return recorded
+    emulated = [
+        RankUpdate(
+            micro_batches=(),
+            denominator_tokens=of_one_update[0].denominator_tokens,
+            recorded_ranks=tuple(own.micro_batches for own in of_one_update),
+        )
+        for of_one_update in zip(*recorded, strict=True)
+    ]
+    return [emulated] * ranks
 
 
 def reference_of(commit: Commit, number: int) -> TrajectoryRef:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.healing import HEALABLE, Healing
 from argusrl.training.run import Run, RunState
-from argusrl.training.step import advantages_of, orders_of, plan_from, reference_of, run_step, serve, synchronise
+from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
+from argusrl.training.watch import Watch
 from argusrl.types import TrajectoryRef
 
 _CANARY_TOKENS = 16
@@ -28,6 +30,20 @@ class Outcome:
 
     steps: int
     stopped_early: str = ""  # the rule of the recipe that ended the run before its last step
+
+
+async def train_under_watch(run: Run, sinks: Sinks) -> Outcome:
+    """`train`, with somebody looking at every worker every second."""
+    watch = Watch(run.workers, run.config.recovery.hang_seconds, run.give_up)
+    watch.start()
+    try:
+        outcome = await train(run, sinks)
+        with suppress(Exception):  # everything is committed
+            await close(run)
+        return outcome
+    finally:
+        await watch.stop()
+        await run.healing.stop()
 
 
 async def train(run: Run, sinks: Sinks) -> Outcome:
@@ -50,6 +66,7 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
 async def recover(run: Run, fault: BaseException) -> None:
     """Judge a fault, re-make what is broken under a new epoch, and come back to the last commit."""
     await run.healing.prepare(fault)
+    run.at("recovering")
     started = time.monotonic()
     run.renew_epoch()
     await bring_to_life(run)
@@ -68,10 +85,12 @@ async def _steps(run: Run, sinks: Sinks) -> Outcome:
             run.say("larger", "ranks that stayed behind are back")
             run.renew_epoch()
             await bring_to_life(run)
+        await run.require_space()
         commit = await run_step(run, run.state.step + 1)
         run.advance(commit)
         run.healing.keep_standby()
         metrics = {"step": commit.step, **commit.metrics, "time/checkpoint_seconds": run.checkpoint_seconds}
+        metrics["time/commit_seconds"] = run.commit_seconds
         await _evaluate_if_due(run, best, sinks, metrics)
         _collect(run, best)
     await run.workers.ranks.finish_checkpoint()
@@ -84,6 +103,7 @@ async def bring_to_life(run: Run) -> None:
     The same at the first start, when a new driver takes over living workers, and after a fault: what works stays.
     """
     run.phase("start")
+    run.at("started")
     healing, workers = run.healing, run.workers
     head = run.chain.head()
     run.state = RunState() if head is None else RunState.of(head)
@@ -93,12 +113,14 @@ async def bring_to_life(run: Run) -> None:
     if shared or canary is None:  # engines measure free memory while they start: ranks come into it later
         await run.unless_stopped(healing.engines_up())
         await run.unless_stopped(healing.episodes_up())
+        run.at("attached")
         if canary is None:
             run.state = replace(run.state, canary=await _make_canary(run))
         await run.colocation.engines_first()
         new = await run.unless_stopped(healing.ranks_up())
     else:
         new, _ = await run.unless_stopped(asyncio.gather(healing.ranks_up(), _engines_and_episodes(healing)))
+    run.at("ranks_connected")
     await run.colocation.reset()
     canary = run.state.canary
     assert canary is not None
@@ -114,6 +136,7 @@ async def bring_to_life(run: Run) -> None:
 async def _engines_and_episodes(healing: Healing) -> None:
     await healing.engines_up()
     await healing.episodes_up()
+    healing.run.at("attached")
 
 
 async def _make_canary(run: Run) -> TrajectoryRef:
@@ -170,7 +193,9 @@ async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
     if not exact:
         await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
         published = await run.workers.ranks.canary()
+    run.at("replayed")
     await serve(run, head.adapter, published)
+    run.at("restored")
     run.say(
         "resumed" if exact else "replay_inexact",
         f"state of step {head.step} restored from the checkpoint of step {at}"
@@ -207,8 +232,7 @@ async def _replay(run: Run, commit: Commit) -> None:
     """Do a committed step's updates again."""
     trajectories: Sequence[TrajectoryRef] = [reference_of(commit, n) for n in range(len(commit.trajectories))]
     advantages = advantages_of(trajectories, run.config.algorithm.advantage)
-    plan = plan_from(commit, ranks=len(run.workers.ranks.members))
-    await run.workers.ranks.update(orders_of(plan, trajectories, advantages))
+    await run.workers.ranks.update(replay_orders(run, commit, trajectories, advantages))
 
 
 async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: dict[str, Any] | None) -> None:
@@ -235,6 +259,7 @@ async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: d
 
 async def _evaluate(run: Run, step: int) -> dict[str, Any]:
     run.phase("evaluate")
+    run.at("evaluating")
     started = time.monotonic()
     prompts = min(run.checked.heldout_prompts, run.config.evaluate.prompts or run.checked.heldout_prompts)
     work = evaluate(
@@ -266,7 +291,8 @@ def _collect(run: Run, best: BestAdapter) -> None:
         keep_adapters=section.keep_adapters,
         protected_versions={0, best.step},
         keep_trajectories=section.keep_trajectories,
-        from_step=max(0, run.state.step - 1),
+        # What interrupted tries of a step left is the evidence that a rehearsal is judged by.
+        from_step=max(0, run.state.step - 1) if run.rehearsal is None else run.state.step + 1,
     )
 
 

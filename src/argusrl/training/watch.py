@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from argusrl.errors import ArgusError, DeadlineError, EngineError, FencedError, WorkerLost
+from argusrl.errors import ArgusError, DeadlineError, FencedError, WorkerError, WorkerLost
 from argusrl.rollout.engine import EngineProgress
 from argusrl.training.calls import call
 from argusrl.training.fleet import EngineFleet, EpisodeFleet, Fleet, RankFleet, Workers, kill
@@ -53,7 +53,7 @@ class Watch:
             actor = engines.members[number].actor
             try:
                 progress = await self._ask(actor.progress, engines, number)
-            except (WorkerLost, DeadlineError, EngineError) as fault:
+            except (WorkerError, DeadlineError) as fault:
                 self._engine_lost(engines, number, actor, fault)
                 continue
             if progress is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argusrl.errors import EngineError
+from argusrl.errors import EngineError, WorkerError, WorkerLost
 from argusrl.rollout.stepping import SteppingThread
 
 
@@ -18,7 +18,7 @@ class Machine:
         self.steps: list[int] = []
         self.permits = threading.Semaphore(0)
         self.fault: Exception | None = None
-        self.failures: list[EngineError] = []
+        self.failures: list[WorkerError] = []
         self.thread = SteppingThread(
             step=self.step, busy=lambda: self.work > 0, failed=self.failures.append, name="machine"
         )
@@ -82,9 +82,9 @@ def test_a_step_that_raises_ends_everything_with_its_reason(machine: Machine) ->
     machine.add(1).result(10)
     waiting = machine.thread.submit(lambda: None)
     machine.permits.release()
-    with pytest.raises(EngineError, match="MemoryError: no room"):
+    with pytest.raises(WorkerLost, match="MemoryError: no room"):
         waiting.result(10)
-    with pytest.raises(EngineError, match="no room"):
+    with pytest.raises(WorkerLost, match="no room"):
         machine.thread.submit(lambda: None).result(10)
     machine.thread.stop()
     assert [error.__cause__ for error in machine.failures] == [machine.fault]

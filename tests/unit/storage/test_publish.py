@@ -8,6 +8,7 @@ import pytest
 from argusrl.errors import StorageError
 from argusrl.storage.publish import (
     append_line,
+    make_folder,
     publish_file,
     publish_folder,
     read_lines,
@@ -136,6 +137,7 @@ def test_a_folder_whose_body_or_fsync_failed_does_not_appear(tmp_path, monkeypat
 
 
 def test_every_file_and_folder_is_made_durable(tmp_path, monkeypatch):
+    make_folder(tmp_path)  # whose own name this process does not know to be durable before
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
@@ -144,6 +146,15 @@ def test_every_file_and_folder_is_made_durable(tmp_path, monkeypatch):
         (temporary / "inner" / "x").touch()
     t = str(temporary)
     assert synced == [f"{t}/inner/x", f"{t}/inner", t, str(tmp_path)]
+
+
+def test_a_folder_that_another_process_made_is_made_durable_once(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    make_folder(tmp_path / "theirs")
+    make_folder(tmp_path / "theirs")
+    assert synced == [str(tmp_path)]
 
 
 def test_lines_survive_a_torn_one(tmp_path):

@@ -187,3 +187,16 @@ def test_every_error_says_what_to_do(check):
     with pytest.raises(ArgusError) as raised:
         check([row(answer=None)])
     assert raised.value.hint
+
+
+def test_what_was_found_reaches_the_next_attempt():
+    checked = check_input(load_config(QUICKSTART, []).config)
+    again = decode_checked(encode_checked(checked))
+    assert (again.prompts, again.banned_ids, again.adapted_layers) == (
+        checked.prompts,
+        checked.banned_ids,
+        checked.adapted_layers,
+    )
+    assert {split: list(rows) for split, rows in again.bad_rows.items()} == {
+        split: list(rows) for split, rows in checked.bad_rows.items()
+    }

@@ -19,9 +19,9 @@ from argusrl.training.step import (
     advantages_of,
     journalled,
     orders_of,
-    plan_from,
     plan_of,
     reference_of,
+    replay_orders,
     step_metrics,
 )
 from argusrl.types import EpisodeFailure, TrajectoryKey, TrajectoryRef
@@ -53,8 +53,9 @@ STEP = [
 
 def planned(ranks: int, *overrides: str) -> Plan:
     config = load_config(RECIPE, ["algorithm.updates_per_step=2", *overrides]).config
-    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(actors=[None] * ranks)))
-    return plan_of(STEP, advantages_of(STEP, "group_std"), run)
+    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(members=[None] * ranks)))
+    run.isolated_step = None
+    return plan_of(STEP, advantages_of(STEP, "group_std"), run, 1)
 
 
 def test_advantages_are_of_the_group_and_not_of_the_order():
@@ -84,13 +85,21 @@ def test_every_row_is_told_to_one_rank_in_one_update(ranks, tokens):
         assert {updates[number].denominator_tokens for updates in orders} == {40}
 
 
-def test_a_plan_comes_back_from_the_commit_for_any_number_of_ranks():
+def test_a_committed_step_is_done_again_on_its_ranks_or_emulated_on_another_number():
     plan = planned(2)
+    advantages = advantages_of(STEP, "group_std")
     commit = SimpleNamespace(plan=plan.to_json())
-    assert plan_from(commit, 2) == plan
-    one = plan_from(commit, 1)
-    rows = [row for update in one.updates for batch in update.ranks[0] for row in batch]
-    assert sorted(rows) == list(range(16))
+    same = replay_orders(run_with_ranks(2), commit, STEP, advantages)
+    assert same == orders_of(plan, STEP, advantages)
+    (alone,) = replay_orders(run_with_ranks(1), commit, STEP, advantages)
+    for number, update in enumerate(alone):
+        assert update.recorded_ranks == tuple(rank[number].micro_batches for rank in same)
+        assert update.denominator_tokens == same[0][number].denominator_tokens
+    assert replay_orders(run_with_ranks(4), commit, STEP, advantages) == [alone] * 4
+
+
+def run_with_ranks(ranks: int):
+    return SimpleNamespace(workers=SimpleNamespace(ranks=SimpleNamespace(members=[None] * ranks)))
 
 
 def test_the_commit_names_what_a_replay_needs(tmp_path):
@@ -115,8 +124,8 @@ def test_the_commit_names_what_a_replay_needs(tmp_path):
 
 def test_a_step_without_trajectories_has_a_plan_that_does_nothing():
     config = load_config(RECIPE, []).config
-    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(actors=[None] * 2)))
-    orders = orders_of(plan_of([], [], run), [], [])
+    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(members=[None] * 2)), isolated_step=None)
+    orders = orders_of(plan_of([], [], run, 1), [], [])
     assert len(orders) == 2
     assert all(update.micro_batches == () for updates in orders for update in updates)
 
@@ -134,7 +143,7 @@ def metrics_of(trajectories: list[TrajectoryRef], failures: int = 0) -> dict:
     synced = SimpleNamespace(
         adapter=SimpleNamespace(version=4, sha256="abc"), verification=Verification(gap=0.25, by_effect=True)
     )
-    report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5})
+    report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5}, reading_seconds=0.01)
     return step_metrics(rollout, advantages_of(trajectories, "group_std"), 0.75, report, synced, clock)
 
 

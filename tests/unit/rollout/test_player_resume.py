@@ -209,6 +209,23 @@ def test_a_retry_begins_its_partials_anew():
     assert [offset for _, _, offset, _ in notes.partials].count(0) == 2
 
 
+def test_a_player_that_is_stopped_records_every_token_it_has():
+    async def stop_after(seconds):
+        playing = asyncio.create_task(play(Ask, replace(ONE_TURN, partial_seconds=10.0), NoiseEngine(), notes, {}))
+        await asyncio.sleep(seconds)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+    notes = Notes()
+    run(stop_after(0.035))
+    whole_ones = whole(Ask, ONE_TURN)
+    kept = {key: tuple(ids) for key, _, offset, ids in notes.partials if offset == 0}
+    assert kept
+    for key, outcome in whole_ones.items():
+        ids = outcome.turns[0].response_ids
+        assert len(ids) <= 3 or kept[key] == ids[:3]
+
+
 # ---- replies that had ended
 
 

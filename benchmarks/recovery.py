@@ -1,0 +1,123 @@
+"""Shoot at runs of a small recipe, many times, and compare each with the undisturbed run: prints the figures as JSON.
+
+    python benchmarks/recovery.py [--shots 50] [--seed 0] [--out recovery-corpus] [--recipe recipes/quickstart.yaml]
+
+Every run takes STEPS steps, and one shot in each of most steps: engine, rank, episode worker and driver in turn, at
+every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults during the
+recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies finished under
+--out is not repeated, and an interrupted run goes on. Exit code 0 if every step of every run has the digests of the
+undisturbed run, the checker finds nothing, and nothing finished was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from argusrl.config.load import load_config
+from argusrl.config.sections import Config
+from argusrl.journal.verify import verify_run
+from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, Plan, read_plan, write_plan
+from argusrl.recovery.rehearse import compare_runs, draw_plan
+from argusrl.recovery.report import recovery_report, summary
+from argusrl.recovery.resume import choose_run, create_run, is_finished
+from argusrl.recovery.supervisor import supervise
+from argusrl.storage.layout import RunFolder
+
+STEPS = 12
+FIRST_FAULTS = 8  # per run
+SECOND_FAULTS = 2
+POINTS = (*STEP_POINTS, "evaluating")
+HOWS = ("kill", "kill", "kill", "stop")
+OVERRIDES = [
+    f"algorithm.num_steps={STEPS}",
+    "algorithm.prompts_per_step=8",
+    "data.heldout_size=16",
+    "evaluate.every_steps=2",
+    "evaluate.prompts=4",
+    "observe.tensorboard=false",
+    "observe.display=none",
+    "recovery.hang_seconds=8",  # a stopped worker is found after this long
+    "recovery.driver_silence_seconds=12",
+]
+
+
+def finished_run(recipe: Path, out: Path, name: str, slots: int, overrides: Sequence[str], plan: Plan | None) -> Any:
+    """The folder of a run that has ended, played now if it had not; None if it failed."""
+    place = [f"run.root={out}", f"run.name={name}", f"cluster.slots={slots}"]
+    config: Config = load_config(recipe, [*OVERRIDES, *overrides, *place]).config
+    folder = RunFolder(out.absolute() / name)
+    if folder.config.exists() and is_finished(folder, config):
+        return folder
+    choice = choose_run(config)
+    if choice.action == "new":
+        create_run(choice)
+        if plan is not None and read_plan(choice.folder) is None:
+            write_plan(choice.folder, plan)
+    print(choice.message, file=sys.stderr, flush=True)
+    code = supervise(choice.folder, choice.config, say=lambda text: print(text, file=sys.stderr, flush=True))
+    return choice.folder if code == 0 else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=Path("recipes/quickstart.yaml"))
+    parser.add_argument("--shots", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--out", type=Path, default=Path("recovery-corpus"))
+    parser.add_argument("overrides", nargs="*", help="changes to the recipe")
+    options = parser.parse_args()
+    runs = -(-options.shots // (FIRST_FAULTS + SECOND_FAULTS))
+    calm: dict[int, RunFolder] = {}
+    reports, calm_reports, problems, differences = [], [], [], []
+    steps = equal = fired = 0
+    for number in range(runs):
+        slots = options.slots[number % len(options.slots)]
+        if slots not in calm:
+            calm[slots] = finished_run(options.recipe, options.out, f"calm-{slots}", slots, options.overrides, None)
+            if calm[slots] is None:
+                return 1
+            calm_reports.append(recovery_report(calm[slots]))
+        plan = draw_plan(
+            VICTIMS,
+            FIRST_FAULTS,
+            options.seed * 1000 + number,
+            hows=HOWS,
+            points=POINTS,
+            second_faults=SECOND_FAULTS,
+        )
+        name = f"shot-{options.seed}-{number}"
+        folder = finished_run(options.recipe, options.out, name, slots, options.overrides, plan)
+        if folder is None:
+            problems.append(f"{name} did not complete")
+            continue
+        comparison = compare_runs(calm[slots], folder)
+        steps, equal = steps + comparison.steps, equal + comparison.equal
+        differences += [f"{name}: {difference}" for difference in comparison.differences]
+        problems += [f"{name}: {problem}" for problem in verify_run(folder)]
+        fired += len(list(folder.rehearsal.glob("*.json")))
+        reports.append(recovery_report(folder))
+    figures = summary(reports, calm_reports[0].cold_start_seconds)
+    undisturbed = summary(calm_reports)
+    report = {
+        "runs": runs,
+        "shots": runs * (FIRST_FAULTS + SECOND_FAULTS),
+        "fired": fired,
+        "equivalent": equal / steps if steps else 0.0,
+        "differences": differences,
+        "problems": problems,
+        **figures,
+        "unique_goodput_undisturbed": undisturbed["unique_goodput"],
+    }
+    print(json.dumps(report, indent=1))
+    sound = not problems and not differences and not figures["trajectories_lost"] and not figures["steps_lost"]
+    return 0 if sound and steps else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
