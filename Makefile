@@ -39,6 +39,7 @@ test-faults: export ARGUSRL_SEEDS := $(SEEDS)
 test-faults: export ARGUSRL_FAULT_PROCESSES := $(PROCESSES)
 test-faults: $(STAMP)
 	$(BIN)/python -m pytest tests/faults -o timeout=3600
+	$(BIN)/python benchmarks/recovery.py --shots 50 --seed 0
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests

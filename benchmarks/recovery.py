@@ -1,6 +1,6 @@
 """Shoot at runs of a small recipe, many times, and compare each with the undisturbed run: prints the figures as JSON.
 
-    python benchmarks/recovery.py [--shots 50] [--seed 0] [--out recovery-corpus] [--recipe recipes/quickstart.yaml]
+    python benchmarks/recovery.py [--shots 50] [--seed 0] [--out runs/recovery] [--recipe recipes/quickstart.yaml]
 
 Every run takes STEPS steps, and one shot in each of most steps: engine, rank, episode worker and driver in turn, at
 every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults during the
@@ -16,10 +16,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from argusrl.config.load import load_config
 from argusrl.config.sections import Config
+from argusrl.errors import Interrupted
 from argusrl.journal.verify import verify_run
 from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, Plan, read_plan, write_plan
 from argusrl.recovery.rehearse import compare_runs, draw_plan
@@ -46,8 +46,10 @@ OVERRIDES = [
 ]
 
 
-def finished_run(recipe: Path, out: Path, name: str, slots: int, overrides: Sequence[str], plan: Plan | None) -> Any:
-    """The folder of a run that has ended, played now if it had not; None if it failed."""
+def finished_run(
+    recipe: Path, out: Path, name: str, slots: int, overrides: Sequence[str], plan: Plan | None
+) -> RunFolder | None:
+    """The folder of a run that has ended, played now if it had not; None if it failed. Raises Interrupted."""
     place = [f"run.root={out}", f"run.name={name}", f"cluster.slots={slots}"]
     config: Config = load_config(recipe, [*OVERRIDES, *overrides, *place]).config
     folder = RunFolder(out.absolute() / name)
@@ -60,6 +62,8 @@ def finished_run(recipe: Path, out: Path, name: str, slots: int, overrides: Sequ
             write_plan(choice.folder, plan)
     print(choice.message, file=sys.stderr, flush=True)
     code = supervise(choice.folder, choice.config, say=lambda text: print(text, file=sys.stderr, flush=True))
+    if code == Interrupted.exit_code:
+        raise Interrupted(f"{name} was interrupted", "the same command goes on with it")
     return choice.folder if code == 0 else None
 
 
@@ -69,7 +73,7 @@ def main() -> int:
     parser.add_argument("--shots", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--out", type=Path, default=Path("recovery-corpus"))
+    parser.add_argument("--out", type=Path, default=Path("runs/recovery"))
     parser.add_argument("overrides", nargs="*", help="changes to the recipe")
     options = parser.parse_args()
     runs = -(-options.shots // (FIRST_FAULTS + SECOND_FAULTS))
@@ -79,10 +83,11 @@ def main() -> int:
     for number in range(runs):
         slots = options.slots[number % len(options.slots)]
         if slots not in calm:
-            calm[slots] = finished_run(options.recipe, options.out, f"calm-{slots}", slots, options.overrides, None)
-            if calm[slots] is None:
+            undisturbed = finished_run(options.recipe, options.out, f"calm-{slots}", slots, options.overrides, None)
+            if undisturbed is None:
                 return 1
-            calm_reports.append(recovery_report(calm[slots]))
+            calm[slots] = undisturbed
+            calm_reports.append(recovery_report(undisturbed))
         plan = draw_plan(
             VICTIMS,
             FIRST_FAULTS,
@@ -103,7 +108,6 @@ def main() -> int:
         fired += len(list(folder.rehearsal.glob("*.json")))
         reports.append(recovery_report(folder))
     figures = summary(reports, calm_reports[0].cold_start_seconds)
-    undisturbed = summary(calm_reports)
     report = {
         "runs": runs,
         "shots": runs * (FIRST_FAULTS + SECOND_FAULTS),
@@ -112,7 +116,7 @@ def main() -> int:
         "differences": differences,
         "problems": problems,
         **figures,
-        "unique_goodput_undisturbed": undisturbed["unique_goodput"],
+        "unique_goodput_undisturbed": summary(calm_reports)["unique_goodput"],
     }
     print(json.dumps(report, indent=1))
     sound = not problems and not differences and not figures["trajectories_lost"] and not figures["steps_lost"]
@@ -120,4 +124,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Interrupted as stopped:
+        print(stopped.message, file=sys.stderr)
+        sys.exit(stopped.exit_code)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from argusrl.errors import CorruptionError
 from argusrl.journal.commits import Commit, CommitChain
 from argusrl.journal.episodes import parse_segment_name, read_finished, read_records
-from argusrl.journal.records import Finished
+from argusrl.journal.records import Finished, Record
 from argusrl.journal.running import RunningEpisodes
 from argusrl.storage.layout import RunFolder
 from argusrl.types import Trajectory, TrajectoryKey
@@ -81,7 +82,8 @@ def _begins(whole: tuple[tuple[int, ...], ...], start: list[tuple[int, ...]]) ->
     return len(start) <= len(whole) and all(ids == whole[place][: len(ids)] for place, ids in enumerate(start))
 
 
-def _readable(path: Path):  # type: ignore[no-untyped-def]
+def _readable(path: Path) -> Iterator[Record]:
+    """Its records up to the first damage."""
     try:
         yield from read_records(path, require_sealed=False)
     except CorruptionError:

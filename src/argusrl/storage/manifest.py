@@ -29,7 +29,7 @@ def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     except CorruptionError as error:  # a newer driver takes what is not committed for garbage
         raise StorageError(f"{folder} changed while it was being published: {error.message}") from error
     manifest = {**fields, "files": files}
-    publish_file(folder / MANIFEST, encode_sealed(manifest))
+    publish_file(folder / MANIFEST, encode_sealed(manifest), make_parent=False)  # never into a folder made anew
     return manifest
 
 

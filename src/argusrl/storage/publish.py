@@ -67,11 +67,17 @@ def fsync_path(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its parents durably; fine if it exists. Raises StorageError."""
+    """Create `path` and its parents durably; fine if it exists.
+
+    Raises StorageError, also where this process knew the folder and it is gone: a run folder that went away must find
+    its place free when it comes back.
+    """
     with storage_faults(path):
         if path.is_dir():
             _settle(path)
             return
+        if str(path) in _settled:
+            raise StorageError(f"{path} is gone", "mount it again, or restore it, and run the same command again")
         if path.parent != path:
             make_folder(path.parent)
         try:
@@ -101,9 +107,10 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
 
 
-def publish_file(path: Path, data: bytes) -> None:
+def publish_file(path: Path, data: bytes, *, make_parent: bool = True) -> None:
     """Write `path` once and durably. Raises FileExistsError if the name is taken, StorageError if storage fails."""
-    make_folder(path.parent)
+    if make_parent:
+        make_folder(path.parent)
     temporary = temporary_name(path)
     with storage_faults(path):
         try:

@@ -29,7 +29,7 @@ from argusrl.config.load import digest, read_resolved
 from argusrl.config.secrets import resolve_environment
 from argusrl.config.sections import Config
 from argusrl.data.order import PromptOrder
-from argusrl.errors import ArgusError
+from argusrl.errors import ArgusError, StorageError
 from argusrl.journal.attempts import Heartbeat, Verdict, read_verdict, write_heartbeat, write_verdict
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.epochs import claim_epoch
@@ -67,7 +67,8 @@ def main(arguments: list[str]) -> int:
         verdict = asyncio.run(driver.run())
     except BaseException as error:
         verdict = _verdict_of(error, folder, logs, debug)
-    write_verdict(folder, attempt, verdict)
+    with suppress(StorageError):  # the supervisor writes one where it can
+        write_verdict(folder, attempt, verdict)
     if verdict.exit_code == 0:
         driver.display.stop(closing_lines(folder, verdict))
     else:

@@ -109,6 +109,9 @@ class EpisodeWorker:
         self.fence.enter(epoch)
         self.lease.renew()
         await self._stop_playing()
+        if self.links is not None:  # engines forget what they owed to it: the next driver's links have another name
+            self.links.close()
+            self.links = None
         if self.journal is not None:
             await asyncio.to_thread(self.journal.abandon)
             self.journal = None
@@ -132,7 +135,7 @@ class EpisodeWorker:
         """
         self.fence.check(epoch, step)
         if self.links is None:
-            self.links = EngineLinks(f"{self.name}-{id(self):x}")
+            self.links = EngineLinks(f"{self.name}-{id(self):x}-e{epoch}")
         self.links.set(engines)
         return self.links.take_continued_tokens()
 

@@ -216,12 +216,12 @@ class RankFleet(Fleet):
     async def update(self, orders: Sequence[list[RankUpdate]]) -> UpdateReport:
         """Run all optimizer updates of a step; `orders` has one list of updates per rank. Rank 0's report.
 
-        A rank that read its rows many times slower than the others is told to `on_straggler`, never killed for it.
+        A rank whose own work took many times longer than that of others is told to `on_straggler`, never killed for it.
         """
         reports: list[UpdateReport] = await self._each("update", [(own,) for own in orders])
-        fastest = min(report.reading_seconds for report in reports)
+        fastest = min(report.own_seconds for report in reports)
         for number, report in enumerate(reports):
-            ratio = report.reading_seconds / max(fastest, STRAGGLER_SECONDS)
+            ratio = report.own_seconds / max(fastest, STRAGGLER_SECONDS)
             if ratio > STRAGGLER_RATIO and self.on_straggler is not None:
                 self.on_straggler(self.name(number), ratio)
         return reports[0]

@@ -56,6 +56,7 @@ class Healing:
     suspicions: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)  # by step and samples
     accused: tuple[str, ...] = ()
     absent: list[Member] = field(default_factory=list)  # ranks of a lost node, starting when it is replaced
+    stragglers: dict[str, int] = field(default_factory=dict)  # the step in which each was last told of
 
     def judge(self, kind: FaultKind, member: str, how: FaultHow, message: str) -> Decision:
         """Note a fault and what the rule says about it."""
@@ -97,7 +98,8 @@ class Healing:
             async with run.colocation.rollout() if run.workers_share_gpus else nullcontext():
                 engines.replace(number)
                 await engines.attach(number, self._start_seconds(engines))
-                async with nullcontext() if run.workers_share_gpus else run.colocation.rollout():
+                ungated = run.workers_share_gpus or run.serving is None
+                async with nullcontext() if ungated else run.colocation.rollout():
                     continued += await self._admit(number)
         except ArgusError as fault:
             self.replacing.pop(number, None)
@@ -238,23 +240,19 @@ class Healing:
     # ---- bringing up, first or again
 
     async def engines_up(self) -> None:
-        """All engines serve, or are being replaced. At the first start what is wrong is raised."""
+        """All engines serve, or are being replaced. Raises what a fresh start raised."""
         engines = self.run.workers.engines
         places = [n for n in range(len(engines.members)) if n not in self.replacing]
         await asyncio.gather(*(self._engine_up(engines, number) for number in places))
         engines.on_lost = self.engine_lost
-        await engines.someone(self.run.config.cluster.start_timeout_seconds)
 
     async def _engine_up(self, engines: EngineFleet, number: int) -> None:
         if await self._attached(engines, number):
             if number not in engines.serving:
                 engines.admit(number)
-        elif number in engines.serving:
-            engines.lost(number, WorkerLost(f"{engines.name(number)} does not answer", member=engines.name(number)))
         else:
-            engines.replace(number)
-            await engines.attach(number, self._start_seconds(engines))
-            engines.admit(number)
+            engines.serving.discard(number)
+            self.engine_lost(number, WorkerLost(f"{engines.name(number)} cannot go on", member=engines.name(number)))
 
     async def episodes_up(self) -> None:
         """All episode workers answer and know the engines."""
@@ -272,6 +270,7 @@ class Healing:
     async def ranks_up(self) -> bool:
         """All ranks are in one group. True if they are new in it: their state has to be loaded."""
         ranks = self.run.workers.ranks
+        ranks.on_straggler = self.straggles
         if self.absent:
             await self._return_absent(ranks)
         answers = await asyncio.gather(*(self._attached(ranks, number) for number in range(len(ranks.members))))
@@ -286,6 +285,14 @@ class Healing:
         await ranks.connect(f"ranks-{self.run.epoch.number}", self._start_seconds(ranks))
         self.run.conditions["ranks"] = len(ranks.members)
         return True
+
+    def straggles(self, name: str, ratio: float) -> None:
+        """Say that a rank is slow, once per step; it makes progress, so it is left alone."""
+        step = self.run.workers.position.step
+        if self.stragglers.get(name) != step:
+            self.stragglers[name] = step
+            text = f"step {step}: {name} was {ratio:.0f} times slower than the fastest rank"
+            self.run.say("straggler", text, warning=True, step=step, member=name, ratio=round(ratio, 1))
 
     def _complete(self) -> bool:
         return self.run.conditions["ranks"] == len(self.run.workers.ranks.members)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class UpdateReport:
 
     skipped: int  # updates without signal: the optimizer was not touched
     metrics: dict[str, float]
-    reading_seconds: float  # of this rank alone: its rows from the journal, without waiting for others
+    own_seconds: float  # of this rank alone, without waiting for others: it read its rows and hashed its state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +158,13 @@ class RankWorker:
 
         self._busy = True
         try:
+            started = time.monotonic()
             self.policy.check_state()
+            checked = time.monotonic()
             report = self._update(step, updates)
+            updated = time.monotonic()
             self.policy.seal_state()
+            hashing_seconds = checked - started + time.monotonic() - updated
         except CorruptionError as error:
             self._group = ""
             raise WorkerError(f"rank {self._rank}: {error.message}", "its state is restored from storage") from error
@@ -177,7 +181,7 @@ class RankWorker:
         finally:
             self._busy = False
         self._note_suspects(step, ())
-        return report
+        return replace(report, own_seconds=report.own_seconds + hashing_seconds)
 
     def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm
@@ -345,5 +349,5 @@ def _report(stats: list[Any], done: list[Any], reading_seconds: float) -> Update
             "policy/learning_rate": done[-1].learning_rate,
             "policy/trained_tokens": sum(one.row_tokens for one in stats),
         },
-        reading_seconds=reading_seconds,
+        own_seconds=reading_seconds,
     )

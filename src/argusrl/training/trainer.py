@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argusrl.errors import CorruptionError
+from argusrl.errors import CorruptionError, StorageError
 from argusrl.journal.commits import Commit
 from argusrl.journal.retention import collect_garbage, durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
+from argusrl.recovery.storage_wait import storage_problem
 from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
-from argusrl.training.healing import HEALABLE, Healing
+from argusrl.training.healing import HEALABLE
 from argusrl.training.run import Run, RunState
 from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
 from argusrl.training.watch import Watch
@@ -58,9 +59,14 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
             return await _steps(run, sinks)
         except HEALABLE as error:
             first_start = run.state.adapter is None
-            if first_start or run.fault is not None or isinstance(error, CorruptionError):
+            if first_start or run.fault is not None:
                 raise
             fault = error
+            if isinstance(error, CorruptionError):  # what is missing with its whole folder is not damaged
+                away = storage_problem(run.folder, run.chain.head_sha256)
+                if away is None:
+                    raise
+                fault = StorageError(away)
 
 
 async def recover(run: Run, fault: BaseException) -> None:
@@ -108,18 +114,12 @@ async def bring_to_life(run: Run) -> None:
     head = run.chain.head()
     run.state = RunState() if head is None else RunState.of(head)
     workers.position.step = 0  # workers refuse to go back, and a replay may begin at any step
-    canary = run.state.canary
-    shared = run.colocation.shared and run.workers_share_gpus
-    if shared or canary is None:  # engines measure free memory while they start: ranks come into it later
-        await run.unless_stopped(healing.engines_up())
-        await run.unless_stopped(healing.episodes_up())
-        run.at("attached")
-        if canary is None:
-            run.state = replace(run.state, canary=await _make_canary(run))
+    if run.colocation.shared and run.workers_share_gpus:
+        await run.unless_stopped(_players_up(run))  # engines measure free memory while they start: ranks come later
         await run.colocation.engines_first()
         new = await run.unless_stopped(healing.ranks_up())
     else:
-        new, _ = await run.unless_stopped(asyncio.gather(healing.ranks_up(), _engines_and_episodes(healing)))
+        new, _ = await run.unless_stopped(asyncio.gather(healing.ranks_up(), _players_up(run)))
     run.at("ranks_connected")
     await run.colocation.reset()
     canary = run.state.canary
@@ -133,10 +133,14 @@ async def bring_to_life(run: Run) -> None:
         await _restore(run, head, new)
 
 
-async def _engines_and_episodes(healing: Healing) -> None:
-    await healing.engines_up()
-    await healing.episodes_up()
-    healing.run.at("attached")
+async def _players_up(run: Run) -> None:
+    """Engines and episode workers; the sequence that proves adapters is recorded with them where there is none yet."""
+    await run.healing.engines_up()
+    await run.healing.episodes_up()
+    run.at("attached")
+    if run.state.canary is None:
+        await run.workers.engines.someone(run.config.cluster.start_timeout_seconds)
+        run.state = replace(run.state, canary=await _make_canary(run))
 
 
 async def _make_canary(run: Run) -> TrajectoryRef:

@@ -1,6 +1,6 @@
 import pytest
 
-from argusrl.errors import CorruptionError
+from argusrl.errors import CorruptionError, StorageError
 from argusrl.storage.manifest import has_manifest, read_manifest, verify_manifest, write_manifest
 
 
@@ -10,6 +10,12 @@ def folder(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"abc")
     (tmp_path / "sub" / "b.bin").write_bytes(b"defg")
     return tmp_path
+
+
+def test_a_folder_that_was_deleted_meanwhile_is_not_made_again(tmp_path):
+    with pytest.raises(StorageError):
+        write_manifest(tmp_path / "gone", {"step": 1})
+    assert not (tmp_path / "gone").exists()
 
 
 def test_it_names_every_file(folder):

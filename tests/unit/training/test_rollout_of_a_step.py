@@ -149,3 +149,18 @@ def test_the_commonest_cause_is_named_first():
 
     failures = [failure(0, "format", "odd"), failure(1, "judge", "503\nbody"), failure(2, "judge", "503\nother")]
     assert describe_failures(failures, 8) == "3 of 8 episodes failed: reward judge (2): 503 and 1 other reasons"
+
+
+def test_half_way_is_told_once_when_half_of_the_missing_groups_are_there():
+    episodes, heard = Episodes(), []
+    rollout = Rollout(
+        episodes=episodes,
+        engines=1,
+        group_size=2,
+        section=SECTION,
+        settings=None,
+        say=lambda text: None,
+        half_way=lambda: heard.append(len(rollout.outcomes)),
+    )
+    asyncio.run(rollout.play([0, 1, 2, 3], {}, ()))
+    assert heard == [4]  # two groups of two

@@ -143,7 +143,7 @@ def metrics_of(trajectories: list[TrajectoryRef], failures: int = 0) -> dict:
     synced = SimpleNamespace(
         adapter=SimpleNamespace(version=4, sha256="abc"), verification=Verification(gap=0.25, by_effect=True)
     )
-    report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5}, reading_seconds=0.01)
+    report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5}, own_seconds=0.01)
     return step_metrics(rollout, advantages_of(trajectories, "group_std"), 0.75, report, synced, clock)
 
 
