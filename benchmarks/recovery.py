@@ -2,7 +2,7 @@
 
     python benchmarks/recovery.py [--shots 50] [--seed 0] [--out runs/recovery] [--recipe recipes/quickstart.yaml]
 
-Every run takes STEPS steps, and one shot in each of most steps: engine, rank, episode worker and driver in turn, at
+Every run takes STEPS steps, and a shot in every second one: engine, rank, episode worker and driver in turn, at
 every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults during the
 recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies finished under
 --out is not repeated, and an interrupted run goes on. Exit code 0 if every step of every run has the digests of the
@@ -17,27 +17,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from argusrl.cli.output import standard_output_aside
 from argusrl.config.load import load_config
 from argusrl.config.sections import Config
 from argusrl.errors import Interrupted
 from argusrl.journal.verify import verify_run
-from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, Plan, read_plan, write_plan
+from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, How, Plan, read_plan, write_plan
 from argusrl.recovery.rehearse import compare_runs, draw_plan
 from argusrl.recovery.report import recovery_report, summary
 from argusrl.recovery.resume import choose_run, create_run, is_finished
 from argusrl.recovery.supervisor import supervise
 from argusrl.storage.layout import RunFolder
 
-STEPS = 12
+STEPS = 18
 FIRST_FAULTS = 8  # per run
 SECOND_FAULTS = 2
 POINTS = (*STEP_POINTS, "evaluating")
-HOWS = ("kill", "kill", "kill", "stop")
+HOWS: tuple[How, ...] = ("kill", "kill", "kill", "stop")
 OVERRIDES = [
     f"algorithm.num_steps={STEPS}",
     "algorithm.prompts_per_step=8",
     "data.heldout_size=16",
-    "evaluate.every_steps=2",
+    "evaluate.every_steps=3",
     "evaluate.prompts=4",
     "observe.tensorboard=false",
     "observe.display=none",
@@ -61,7 +62,8 @@ def finished_run(
         if plan is not None and read_plan(choice.folder) is None:
             write_plan(choice.folder, plan)
     print(choice.message, file=sys.stderr, flush=True)
-    code = supervise(choice.folder, choice.config, say=lambda text: print(text, file=sys.stderr, flush=True))
+    with standard_output_aside():
+        code = supervise(choice.folder, choice.config, say=lambda text: print(text, flush=True))
     if code == Interrupted.exit_code:
         raise Interrupted(f"{name} was interrupted", "the same command goes on with it")
     return choice.folder if code == 0 else None
@@ -95,6 +97,7 @@ def main() -> int:
             hows=HOWS,
             points=POINTS,
             second_faults=SECOND_FAULTS,
+            spacing=2,  # so that one fault is over before the next one
         )
         name = f"shot-{options.seed}-{number}"
         folder = finished_run(options.recipe, options.out, name, slots, options.overrides, plan)

@@ -67,6 +67,10 @@ class ClusterError(ArgusError):
     exit_code = 7
 
 
+class NodesMissing(ClusterError):
+    """No node came in place of a lost one until the deadline of the recipe: trying again would only wait again."""
+
+
 class FencedError(ArgusError):
     exit_code = 8
 

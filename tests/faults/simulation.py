@@ -400,6 +400,7 @@ class Simulation:
     def _restore_power(self) -> None:
         self.power_is_off = False
         self.disk.power_loss()
+        _forget_folders()
         self._hold()
 
     def _end_all(self) -> None:
@@ -445,11 +446,18 @@ def undisturbed(steps: int) -> list[dict[str, Any]]:
     global _current
     if steps not in _undisturbed:
         before, _current = _current, SimulatedDisk(Random(0))
+        _forget_folders()
         run = RunFolder(Path(ROOT) / "run")
         SmallDriver(run, lambda *_: None, steps=steps).drive()
         _undisturbed[steps] = logical_content(run)
         _current = before
     return _undisturbed[steps]
+
+
+def _forget_folders() -> None:
+    """What processes knew of folders dies with them; the root is where the simulation begins."""
+    publish._settled.clear()
+    publish._settled.add(ROOT)
 
 
 @contextmanager
@@ -483,8 +491,7 @@ def simulate(seed: int) -> None:
     _current = simulation.disk
     undisturbed(simulation.steps)
     _names.seed(seed)
-    publish._settled.clear()
-    publish._settled.add(ROOT)  # the simulation begins below it
+    _forget_folders()
     try:
         simulation.play()
     except Exception as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +36,20 @@ def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for number, row in enumerate([titles, *rows]):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         say(line, "bright_black" if number == 0 else None)
+
+
+@contextmanager
+def standard_output_aside() -> Iterator[None]:
+    """While active, what this process and its children write to standard output goes to standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def say_error(error: ArgusError) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argusrl.cli.output import JsonOption, say, say_json, say_table
+from argusrl.cli.output import JsonOption, say, say_json, say_table, standard_output_aside
 
 if TYPE_CHECKING:
     from argusrl.config.sections import Config
@@ -81,9 +82,10 @@ def play(config: Config, plan: Plan | None, *, quiet: bool) -> tuple[RunFolder, 
     create_run(choice)
     if plan is not None:
         write_plan(choice.folder, plan)
-    code = supervise(
-        choice.folder, choice.config, say=lambda text: _tell(text, quiet), debug="ARGUSRL_DEBUG" in os.environ
-    )
+    with standard_output_aside() if quiet else nullcontext():
+        code = supervise(
+            choice.folder, choice.config, say=lambda text: _tell(text, quiet), debug="ARGUSRL_DEBUG" in os.environ
+        )
     return choice.folder, code
 
 

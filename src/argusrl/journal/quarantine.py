@@ -9,6 +9,7 @@ import msgspec
 
 from argusrl.storage.digests import sha256_bytes
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.files import list_folder
 from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 from argusrl.types import EpisodeFailure, TrajectoryKey
@@ -28,5 +29,5 @@ def quarantine(run: RunFolder, key: TrajectoryKey, reason: str) -> EpisodeFailur
 
 def quarantined(run: RunFolder, step: int) -> list[EpisodeFailure]:
     """What is left out of a step. Raises CorruptionError where a record is damaged."""
-    paths = sorted(run.quarantine.glob(f"{step:06d}.*.json"))
+    paths = [path for path in list_folder(run.quarantine) if path.match(f"{step:06d}.*.json")]
     return [msgspec.convert(read_sealed(path)["failure"], EpisodeFailure) for path in paths]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argusrl.errors import ModelError, NumericsError
+from argusrl.errors import ModelError, NumericsError, StorageError
 from argusrl.storage.digests import logical_digest
 from argusrl.storage.manifest import write_manifest
 from argusrl.storage.publish import publish_folder
@@ -39,13 +39,18 @@ def publish(tensors: Mapping[str, Tensor], folder: Path, *, version: int, epoch:
 
     Raises NumericsError before anything is written, FileExistsError, StorageError.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     check_finite(tensors)
     file = FULL_FILE if peft_config is None else LORA_FILE
     digest = tensors_digest(tensors)
     with publish_folder(folder) as temporary:
-        save_file({name: t.contiguous() for name, t in tensors.items()}, temporary / file, metadata={"format": "pt"})
+        try:
+            whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(whole, temporary / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # no OSError, although a full disk is what it met
+            raise StorageError(f"cannot write {folder}: {error}", "check space and permissions of run.root") from error
         if peft_config is not None:
             peft_config.save_pretrained(str(temporary))
     kind = "full" if peft_config is None else "lora"

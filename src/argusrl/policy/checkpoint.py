@@ -117,7 +117,8 @@ class CheckpointWriter:
                 self._save(staged, temporary)
             write_manifest(folder, fields)
         except CheckpointException as error:  # no Exception in torch's eyes
-            failure = StorageError(f"cannot write {folder}: {error}", "check space and permissions of run.root")
+            reasons = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
+            failure = StorageError(f"cannot write {folder}: {reasons}", "check space and permissions of run.root")
             self._tell(failure)
             raise failure from error
         except Exception as error:

@@ -232,15 +232,20 @@ class Policy:
             raise answer[0]
         return answer[0]
 
-    def load_adapter(self, folder: Path) -> None:
-        """Take the tensors of a published folder, e.g. the committed one after a replay that was not exact."""
+    def load_adapter(self, folder: Path) -> float:
+        """Take the tensors of a published folder, e.g. the committed one after a replay that was not exact.
+
+        Returns the largest |difference| to what they replace, of one number; a collective that all ranks call.
+        """
         tensors = adapter.read_tensors(folder)
+        before = self.adapter_tensors()
         for name, parameter in self.state.parameters.items():
             value = tensors.get(peft_name(name))
             if value is None or value.shape != parameter.shape:
                 raise ModelError(f"{folder} does not fit: {peft_name(name)} is missing or of another shape")
             sharding.fill(parameter, value)
         self.seal_state()
+        return max((float((tensors[name] - old).abs().max()) for name, old in before.items()), default=0.0)
 
     def logprob_digest(self, rows: Sequence[Row]) -> str:
         """SHA-256 of the log-probabilities of one micro-batch of this rank, without gradient.

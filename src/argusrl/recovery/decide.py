@@ -35,6 +35,7 @@ from argusrl.errors import (
     FencedError,
     Interrupted,
     ModelError,
+    NodesMissing,
     NumericsError,
     StorageError,
     WorkerError,
@@ -116,7 +117,7 @@ def decide_attempt(history: Sequence[AttemptEnd], settings: RecoverySection) -> 
         return Decision("stop", "the run is complete")
     if last.exit_code == Interrupted.exit_code:
         return Decision("stop", "interrupted; the same command resumes it", last.exit_code)
-    if last.exit_code > 0 and last.exit_code not in RETRIED_CODES:
+    if last.exit_code > 0 and (last.exit_code not in RETRIED_CODES or last.error == NodesMissing.__name__):
         return Decision("stop", last.message or f"ended with code {last.exit_code}", last.exit_code)
     decision = decide([_fault(end) for end in history if end.exit_code != 0], settings)
     if decision.action == "stop" and last.exit_code > 0:

@@ -57,8 +57,9 @@ def draw_plan(
     hows: Sequence[How] = ("kill",),
     points: Sequence[Point] = STEP_POINTS,
     second_faults: int = 0,
+    spacing: int = 1,
 ) -> Plan:
-    """One shot in each step from FIRST_STEP on: victims in turn, point and delay by chance; the same for a seed.
+    """One shot every `spacing` steps from FIRST_STEP on: victims in turn, point and delay drawn from the seed.
 
     `second_faults` more shots meet the recovery from one of the others.
     """
@@ -66,7 +67,7 @@ def draw_plan(
     drawn = [
         Shot(
             point=dice.choice(points),
-            step=FIRST_STEP + number,
+            step=FIRST_STEP + spacing * number,
             victim=victims[(number + seed) % len(victims)],
             number=dice.randrange(64),
             how=dice.choice(hows),

@@ -3,7 +3,8 @@
 Reads only a run folder, so it can be made anywhere and at any time. Its words:
 
 - detect: from a shot of a rehearsal to the fault's event (of a driver: to the verdict of its attempt).
-- recover: from the shot (without one, from the fault's event) to the first commit after the fault was found.
+- recover: from the shot (without one, from the fault's event) to the first commit after the fault was found. Medians
+  leave out faults that another one met before that commit.
 - cold start: from the start of the first driver process to commit 1, where nothing broke before it.
 - tokens salvaged: of the tokens that a shot engine had sampled for replies it had not ended, the share that other
   engines went on from.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from argusrl.journal.attempts import Verdict, newest_attempt, read_verdict
@@ -43,6 +44,7 @@ class FaultRecord:
     found_at: float | None = None  # None: it broke together with, or during the recovery from, another one
     decision: str = ""
     healed_at: float | None = None  # first commit afterwards
+    disturbed: bool = False  # another fault came before that commit: the medians leave this one out
 
     @property
     def detect_seconds(self) -> float | None:
@@ -124,7 +126,21 @@ def find_faults(
         if attempt not in ended and verdict.outcome == "killed":
             common = {"kind": "driver", "member": "driver", "how": verdict.reason}
             records.append(_record(commits, None, verdict.time, "restart_driver", **common))
-    return sorted(records, key=lambda record: record.shot_at or record.found_at or 0.0)
+    records.sort(key=_begin)
+    return [replace(record, disturbed=_is_disturbed(record, records)) for record in records]
+
+
+def _begin(record: FaultRecord) -> float:
+    return record.shot_at or record.found_at or 0.0
+
+
+def _is_disturbed(record: FaultRecord, records: Sequence[FaultRecord]) -> bool:
+    """Whether another fault's beginning or healing overlaps with this one's."""
+    end = record.healed_at or _begin(record)
+    return any(
+        other is not record and _begin(other) < end and (other.healed_at or _begin(other)) > _begin(record)
+        for other in records
+    )
 
 
 def _matching(faults: Sequence[dict[str, Any]], shot: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,7 +152,7 @@ def _matching(faults: Sequence[dict[str, Any]], shot: dict[str, Any]) -> dict[st
 
 
 def _record(
-    commits: Sequence[Commit], shot: dict[str, Any] | None, found_at: float | None, decision: str, **common: str
+    commits: Sequence[Commit], shot: dict[str, Any] | None, found_at: float | None, decision: str, **common: Any
 ) -> FaultRecord:
     healed_at = None
     if found_at is not None:
@@ -223,7 +239,7 @@ def summary(reports: Sequence[RecoveryReport], cold_start_seconds: float | None 
     """
     faults = [fault for report in reports for fault in report.faults]
     cold = _median(report.cold_start_seconds for report in reports) or cold_start_seconds
-    recover = _by_kind(faults, lambda fault: fault.recover_seconds)
+    recover = _by_kind(faults, lambda fault: None if fault.disturbed else fault.recover_seconds)
     tax, step = _median(one.tax_seconds for one in reports), _median(one.step_seconds for one in reports)
     running = sum(report.running_tokens for report in reports)
     whole = Goodput.together([report.goodput for report in reports])

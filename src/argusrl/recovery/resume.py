@@ -40,6 +40,7 @@ def choose_run(config: Config, *, fresh: bool = False, fork: dict[str, Any] | No
         folder = RunFolder(Path(config.run.root).absolute() / (name if number == 1 else f"{name}-{number}"))
         named = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
         if not folder.config.exists():
+            _require_empty(folder)
             return RunChoice("new", folder, pinned(named), f"New run {folder.path}")
         if fresh:
             continue
@@ -67,6 +68,15 @@ def is_finished(folder: RunFolder, config: Config) -> bool:
     if last is None or not last.complete:
         return False
     return bool(last.details.get("stopped_early")) or count_commits(folder) >= config.algorithm.num_steps
+
+
+def _require_empty(folder: RunFolder) -> None:
+    """Raises CorruptionError for a folder with commits but no config: another one would be written over it."""
+    if folder.commits.is_dir() and any(folder.commits.iterdir()):
+        raise CorruptionError(
+            f"{folder.config} is missing, but {folder.commits} holds commits of this run",
+            f"restore it from a copy in {folder.attempts}/*/config.yaml, or start over under another run.name",
+        )
 
 
 def _require_root(folder: RunFolder) -> None:

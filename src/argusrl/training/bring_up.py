@@ -74,8 +74,14 @@ class Hiring:
     def engine(self, number: int, devices: str | None = None) -> Member:
         """A new engine in its bundle; a standby becomes it where there is one."""
         settings = engine_settings(self.config, self.placement.layout.device, self.checked)
-        actor = self.standbys.pop() if self.standbys else self._engine_process("engine", number, number, idle=False)
+        near = bool(self.standbys) and self._near_standby(number)
+        actor = self.standbys.pop() if near else self._engine_process("engine", number, number, idle=False)
         return Member(number, actor, actor.start.remote(settings, self.identity, number, devices))
+
+    def _near_standby(self, number: int) -> bool:
+        """Whether standbys, which are made in bundle 0, are on the node of this engine."""
+        homes = self.placement.homes()
+        return 0 in homes and homes[0] == homes.get(number)
 
     def standby(self, number: int) -> None:
         """Begin to start a process that can become an engine in seconds."""
@@ -101,7 +107,6 @@ class Hiring:
         """A new rank in its bundle."""
         layout, config = self.placement.layout, self.config
         settings = PolicySettings.from_config(config, device=layout.device, banned_ids=self.checked.banned_ids)
-        first = 0 if layout.colocate else layout.engines
         return Member(
             number,
             self.placement.start(
@@ -113,7 +118,7 @@ class Hiring:
                 self.folder,
                 self.identity,
                 self.logs,
-                bundle=first + number,
+                bundle=layout.bundle("rank", number),
                 groups={"beat": 1},
                 environment={"OMP_NUM_THREADS": str(config.training.threads)},
             ),

@@ -42,7 +42,7 @@ from argusrl.observe.sinks import open_sinks, require_sinks
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
-from argusrl.storage.publish import replace_file
+from argusrl.storage.publish import replace_file, storage_error
 from argusrl.training.checks import CheckedInput, check_in_child, decode_checked, encode_checked
 from argusrl.training.evaluation_file import history, read_evaluations
 
@@ -59,8 +59,13 @@ def main(arguments: list[str]) -> int:
     """Run one attempt; the exit code."""
     folder, attempt, debug = RunFolder(Path(arguments[0])), int(arguments[1]), "--debug" in arguments
     logs = folder.attempt(attempt) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=logs / "driver.log", level=logging.INFO, force=True)
+    logging.raiseExceptions = False  # a full disk is noticed where it matters
+    try:
+        logs.mkdir(exist_ok=True)
+        logging.basicConfig(filename=logs / "driver.log", level=logging.INFO, force=True)
+    except OSError as error:  # the run folder went away a moment ago: the supervisor waits for it
+        print(storage_error(error, logs).message, file=sys.stderr, flush=True)
+        return 1
     driver = _Driver(folder, attempt, logs, restarted="--restarted" in arguments)
     try:
         driver.prepare()

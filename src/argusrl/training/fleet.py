@@ -204,6 +204,11 @@ class RankFleet(Fleet):
     noun = "rank"
     on_straggler: Callable[[str, float], None] | None = None
 
+    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for fault in self.losses.values():  # who takes its place is in no group yet, and may wait for a node
+            raise fault
+        return await super()._each(method, arguments)
+
     async def connect(self, group: str, deadline_seconds: float) -> None:
         """Build the process group and the model on all ranks. Raises what a rank's start raised."""
         epoch, ranks = self.position.epoch, len(self.members)
@@ -258,9 +263,9 @@ class RankFleet(Fleet):
     async def load_checkpoint(self, folder: str) -> None:
         await self._all("load_checkpoint", folder)
 
-    async def load_adapter(self, folder: str) -> None:
-        """Take the tensors of a published adapter in place of one's own."""
-        await self._all("load_adapter", folder)
+    async def load_adapter(self, folder: str) -> float:
+        """Take the tensors of a published adapter in place of one's own; the largest |difference| between them."""
+        return max(await self._all("load_adapter", folder))
 
     async def offload(self) -> None:
         await self._all("offload")

@@ -14,9 +14,7 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import ray
+from typing import TYPE_CHECKING, Any, Literal
 
 from argusrl.errors import (
     ArgusError,
@@ -31,15 +29,18 @@ from argusrl.journal.commits import Adopted
 from argusrl.journal.quarantine import quarantine, quarantined
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
-from argusrl.recovery.storage_wait import await_storage
 from argusrl.training.bring_up import Hiring
-from argusrl.training.fleet import EngineFleet, Fleet, Member, RankFleet
-from argusrl.training.placement import node_lost
+from argusrl.training.fleet import EngineFleet, Fleet, kill
+from argusrl.training.left_behind import LeftBehind
+from argusrl.training.nodes import Nodes
 from argusrl.training.rank_worker import RankStatus
+from argusrl.training.seats import seat_ranks
 from argusrl.types import TrajectoryKey
 
 if TYPE_CHECKING:
     from argusrl.training.run import Run
+
+_STUCK_SECONDS = 10.0
 
 HEALABLE = (WorkerError, DeadlineError, StorageError, SampleError, Adopted)
 """What `Healing.recover` can do something about; CorruptionError, a StorageError, is not among it."""
@@ -55,8 +56,15 @@ class Healing:
     replacing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     suspicions: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)  # by step and samples
     accused: tuple[str, ...] = ()
-    absent: list[Member] = field(default_factory=list)  # ranks of a lost node, starting when it is replaced
+    judged_nodes: dict[str, Decision] = field(default_factory=dict)  # one fault each, however many workers it had
+    nodes: Nodes = field(init=False)
+    absent: LeftBehind = field(init=False)
     stragglers: dict[str, int] = field(default_factory=dict)  # the step in which each was last told of
+
+    def __post_init__(self) -> None:
+        self.nodes = Nodes(self.hiring.placement)
+        seconds = self.run.config.cluster.start_timeout_seconds
+        self.absent = LeftBehind(self.hiring, self.nodes, self._absent_lost, seconds)
 
     def judge(self, kind: FaultKind, member: str, how: FaultHow, message: str) -> Decision:
         """Note a fault and what the rule says about it."""
@@ -80,35 +88,59 @@ class Healing:
 
     def engine_lost(self, number: int, fault: ArgusError) -> None:
         """Replace an engine in the background."""
-        engines = self.run.workers.engines
-        decision = self.judge("engine", engines.name(number), how_of(fault), fault.message)
-        if decision.action != "replace_engine":
-            self.run.give_up(WorkerError(decision.reason))
-        elif number not in self.replacing:
-            task = asyncio.create_task(self._replace_engine(number))
-            self.replacing[number] = task
-            task.add_done_callback(lambda _: self.replacing.pop(number, None))
+        if number not in self.replacing:
+            self._replace_in_background(number, fault)
+
+    def _replace_in_background(self, number: int, fault: ArgusError | None) -> None:
+        task = asyncio.create_task(self._heal_engine(number, fault))
+        self.replacing[number] = task
+        task.add_done_callback(lambda _: self.replacing.pop(number, None))
+
+    async def _heal_engine(self, number: int, fault: ArgusError | None) -> None:
+        """Until the engine serves, or the rule says that this driver cannot help it."""
+        run, name = self.run, self.run.workers.engines.name(number)
+        try:
+            while True:
+                if fault is not None:
+                    decision = await self._judge_lost("engine", number, name, fault)
+                    if decision.action not in ("replace_engine", "recover", "wait"):
+                        run.give_up(WorkerError(decision.reason))
+                        return
+                try:
+                    await self._replace_engine(number)
+                    return
+                except ArgusError as again:
+                    fault = again
+        except Exception as error:
+            logging.exception("replacing %s failed", name)
+            run.give_up(WorkerError(f"replacing {name} failed: {type(error).__name__}: {error}"))
+
+    async def _judge_lost(self, kind: Literal["rank", "engine"], place: int, name: str, fault: ArgusError) -> Decision:
+        """Judge the loss of a worker; where its node is gone, that of the node, once for all workers on it."""
+        node = await self.nodes.lost_under((kind, place), fault)
+        return self._judge_node(node, fault) if node else self.judge(kind, name, how_of(fault), fault.message)
+
+    def _judge_node(self, node: str, fault: ArgusError) -> Decision:
+        if node not in self.judged_nodes:
+            self.judged_nodes[node] = self.judge("node", f"node {node[:8]}", "died", f"a node is lost: {fault.message}")
+        return self.judged_nodes[node]
 
     async def _replace_engine(self, number: int) -> None:
         run, engines = self.run, self.run.workers.engines
         started = time.monotonic()
-        try:
-            continued = await self._tell_engines()
-            # Engines measure free memory while they start, so on shared GPUs ranks must be out of it.
-            async with run.colocation.rollout() if run.workers_share_gpus else nullcontext():
-                engines.replace(number)
-                await engines.attach(number, self._start_seconds(engines))
-                ungated = run.workers_share_gpus or run.serving is None
-                async with nullcontext() if ungated else run.colocation.rollout():
-                    continued += await self._admit(number)
-        except ArgusError as fault:
-            self.replacing.pop(number, None)
-            self.engine_lost(number, fault)
-            return
-        except Exception as error:
-            logging.exception("replacing %s failed", engines.name(number))
-            run.give_up(WorkerError(f"replacing {engines.name(number)} failed: {type(error).__name__}: {error}"))
-            return
+        continued = await self._tell_engines()
+        bundle = self.hiring.placement.layout.bundle("engine", number)
+        kill(engines.members[number].actor)
+        while bundle not in (homes := await self.nodes.have([bundle])):  # others serve meanwhile
+            pass
+        # Engines measure free memory while they start, so on shared GPUs ranks must be out of it.
+        async with run.colocation.rollout() if run.workers_share_gpus else nullcontext():
+            engines.replace(number)
+            self.nodes.where["engine", number] = homes[bundle]
+            await engines.attach(number, self._start_seconds())
+            ungated = run.workers_share_gpus or run.serving is None
+            async with nullcontext() if ungated else run.colocation.rollout():
+                continued += await self._admit(number)
         seconds = round(time.monotonic() - started, 3)
         run.say(
             "healed",
@@ -151,23 +183,33 @@ class Healing:
         if isinstance(error, Adopted):
             run.say("adopted", f"epoch {error.commit.epoch} had committed step {error.commit.step} first", warning=True)
             return
-        kind, member, how = self._classify(error)
-        decision = self.judge(kind, member, how, getattr(error, "message", str(error)))
+        if lost := await self._lost_node(error):
+            kind, decision = "node", self._judge_node(*lost)
+        else:
+            kind, member, how = self._classify(error)
+            decision = self.judge(kind, member, how, getattr(error, "message", str(error)))
         if decision.action in ("restart_driver", "stop"):
             # Not the error itself: some codes say to the supervisor that trying again is of no use.
-            raise WorkerError(decision.reason) if decision.action == "restart_driver" else error
+            final = WorkerError(decision.reason) if decision.action == "restart_driver" else error
+            if isinstance(final, ArgusError):
+                run.give_up(final)  # or else the loop would take it for one more fault to heal
+            raise final
         if kind == "sample":
             run.isolated_step = run.workers.position.step
         if decision.action == "quarantine" and len(self.accused) == 1:  # else they are told apart first
             self._quarantine(self.accused[0], decision.reason)
         if kind == "storage":
-            await await_storage(
-                run.folder,
-                run.chain.head_sha256,
-                deadline_seconds=run.config.recovery.storage_wait_seconds,
-                needed_bytes=run.needed_bytes(),
-                say=lambda text: run.say("waiting", text, warning=True),
-            )
+            await run.wait_for_storage()
+
+    async def _lost_node(self, error: BaseException) -> tuple[str, ArgusError] | None:
+        """The lost node of a rank, and that rank's fault; None where every rank's node lives."""
+        ranks, episodes = self.run.workers.ranks, self.run.workers.episodes
+        for fault in (*ranks.losses.values(), *episodes.losses.values(), error):
+            await self.nodes.lost_lately(fault)  # waits for Ray's verdict about a worker that cannot be reached
+        for number, member in enumerate(ranks.members):
+            if node := self.nodes.lost_node(("rank", member.place)):
+                return node, ranks.losses.get(ranks.name(number)) or WorkerLost(f"{ranks.name(number)} was on it")
+        return None
 
     def recovered(self, fault: BaseException, seconds: float) -> None:
         """The run goes on."""
@@ -242,6 +284,11 @@ class Healing:
     async def engines_up(self) -> None:
         """All engines serve, or are being replaced. Raises what a fresh start raised."""
         engines = self.run.workers.engines
+        homes = await self.nodes.have(range(len(engines.members)))  # engines have the first bundles
+        for number in range(len(engines.members)):
+            moved = homes.get(number) != self.nodes.where.get(("engine", number))
+            if (moved or number not in homes) and number not in self.replacing:
+                self._replace_in_background(number, None)
         places = [n for n in range(len(engines.members)) if n not in self.replacing]
         await asyncio.gather(*(self._engine_up(engines, number) for number in places))
         engines.on_lost = self.engine_lost
@@ -259,9 +306,14 @@ class Healing:
         episodes = self.run.workers.episodes
 
         async def up(number: int) -> None:
-            if not await self._attached(episodes, number):
+            while True:
+                try:
+                    if await self._attached(episodes, number):
+                        return
+                except WorkerLost as fault:
+                    if not await self.nodes.lost_lately(fault):
+                        raise
                 episodes.replace(number)
-                await episodes.attach(number, self._start_seconds(episodes))
 
         await asyncio.gather(*(up(number) for number in range(len(episodes.members))))
         episodes.losses.clear()
@@ -271,8 +323,8 @@ class Healing:
         """All ranks are in one group. True if they are new in it: their state has to be loaded."""
         ranks = self.run.workers.ranks
         ranks.on_straggler = self.straggles
-        if self.absent:
-            await self._return_absent(ranks)
+        ranks.members = sorted([*ranks.members, *self.absent.take()], key=lambda one: one.place)
+        await seat_ranks(self.run, self.hiring, self.nodes, self.absent)
         answers = await asyncio.gather(*(self._attached(ranks, number) for number in range(len(ranks.members))))
         groups = {answer.group if isinstance(answer, RankStatus) else "" for answer in answers}
         if len(groups) == 1 and groups != {""} and not ranks.losses and self._complete():
@@ -280,9 +332,10 @@ class Healing:
         for number, answer in enumerate(answers):
             if answer is None:
                 ranks.replace(number)
-        await self._await_ranks(ranks)
+        fresh = [number for number, member in enumerate(ranks.members) if member.fresh]
+        await asyncio.gather(*(ranks.attach(number, self._start_seconds()) for number in fresh))
         ranks.losses.clear()
-        await ranks.connect(f"ranks-{self.run.epoch.number}", self._start_seconds(ranks))
+        await ranks.connect(f"ranks-{self.run.epoch.number}", self._start_seconds())
         self.run.conditions["ranks"] = len(ranks.members)
         return True
 
@@ -297,49 +350,24 @@ class Healing:
     def _complete(self) -> bool:
         return self.run.conditions["ranks"] == len(self.run.workers.ranks.members)
 
-    async def _await_ranks(self, ranks: RankFleet) -> None:
-        """Wait for new ranks. Those of a lost node may stay behind where the recipe allows fewer ranks."""
-        fewest = self.run.config.recovery.min_ranks
-        waits = [asyncio.create_task(self._start_rank(ranks, member)) for member in ranks.members]
-        try:
-            while True:
-                done, pending = await asyncio.wait(waits, timeout=1.0)
-                for task in done:
-                    task.result()
-                if not pending:
-                    return
-                if fewest is not None and len(done) >= fewest and node_lost(self.hiring.placement):
-                    late = [member for member, task in zip(ranks.members, waits, strict=True) if not task.done()]
-                    for member in late:
-                        member.started = member.actor.attach.remote(ranks.position.epoch, ranks.identity)
-                    self.absent += late
-                    ranks.members = [member for member in ranks.members if member not in late]
-                    self.run.say("smaller", f"going on with {len(ranks.members)} ranks", ranks=len(ranks.members))
-                    return
-        finally:
-            for task in waits:
-                task.cancel()
-
-    async def _start_rank(self, ranks: RankFleet, member: Member) -> None:
-        if member.fresh:
-            await ranks.attach(ranks.members.index(member), self._start_seconds(ranks))
-
-    async def _return_absent(self, ranks: RankFleet) -> None:
-        """Ranks whose node is there again join the next group."""
-        for member in list(self.absent):
-            ready, _ = await asyncio.to_thread(ray.wait, [member.started], timeout=0)
-            if ready:
-                self.absent.remove(member)
-                ranks.members = sorted([*ranks.members, member], key=lambda one: one.place)
+    async def _absent_lost(self, place: int, fault: ArgusError) -> bool:
+        """A rank that was left behind did not come back; whether to try again."""
+        decision = await self._judge_lost("rank", place, f"rank {place}", fault)
+        if decision.action in ("recover", "wait"):
+            return True
+        self.run.give_up(WorkerError(decision.reason))
+        return False
 
     def can_grow(self) -> bool:
         """Whether a rank that stayed behind has started meanwhile."""
-        return any(ray.wait([member.started], timeout=0)[0] for member in self.absent)
+        return bool(self.absent.ready)
 
     async def _attached(self, fleet: Fleet, number: int) -> Any:
         """The worker's answer, or None for one that has to be re-made. Raises what a fresh start raised."""
         fresh = fleet.members[number].fresh
-        deadline = self._start_seconds(fleet) if fresh else self.run.config.recovery.hang_seconds
+        deadline = self._start_seconds() if fresh else self.run.config.recovery.hang_seconds
+        if not fresh and await self.nodes.lost_lately():  # nothing frees it from a collective with a hung node
+            deadline = min(deadline, _STUCK_SECONDS)
         try:
             answer = await fleet.attach(number, deadline)
         except (WorkerError, DeadlineError) as fault:
@@ -350,17 +378,15 @@ class Healing:
         same = answer.same if isinstance(answer, RankStatus) else answer
         return answer if same else None
 
-    def _start_seconds(self, fleet: Fleet) -> float:
-        cluster, recovery = self.run.config.cluster, self.run.config.recovery
-        lost = node_lost(self.hiring.placement)
-        return max(cluster.start_timeout_seconds, recovery.node_wait_seconds if lost else 0.0)
+    def _start_seconds(self) -> float:
+        return self.run.config.cluster.start_timeout_seconds
 
     async def stop(self) -> None:
         """End what runs in the background."""
         tasks = list(self.replacing.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self.absent.stop(), return_exceptions=True)
 
 
 def how_of(error: BaseException) -> FaultHow:

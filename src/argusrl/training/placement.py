@@ -46,6 +46,10 @@ class Layout:
     episode_workers: int
     cpus_per_slot: float
 
+    def bundle(self, kind: str, number: int) -> int:
+        """The bundle of a "rank" or "engine"; engines come first where they do not share theirs with ranks."""
+        return number + (self.engines if kind == "rank" and not self.colocate else 0)
+
 
 @dataclass(slots=True)
 class Placement:
@@ -122,6 +126,12 @@ class Placement:
                 found[place] = actor
         return found
 
+    def homes(self) -> dict[int, str]:
+        """The node of each bundle. Bundles whose node is lost are left out until Ray has found another one."""
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        places: dict[int, str] = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        return {int(bundle): node for bundle, node in places.items() if node in living}
+
     def close(self) -> None:
         """Kill the actors, give the bundles back, leave the cluster (stop it if this process started it)."""
         for actor in self.actors:
@@ -133,12 +143,6 @@ class Placement:
         ray.shutdown()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
-
-
-def node_lost(placement: Placement) -> bool:
-    """Whether bundles wait for a node: theirs is gone."""
-    state: str = ray.util.placement_group_table(placement.group)["state"]
-    return state != "CREATED"
 
 
 def place(
@@ -226,9 +230,10 @@ def _reserve(cluster: ClusterSection, layout: Layout, *, detached: bool) -> Plac
         one["GPU"] = 1
     bundles = [one] * (layout.ranks if layout.colocate else layout.ranks + layout.engines)
     group = _reserved(bundles) if detached else None
-    if group is None:
-        named = {"name": _BUNDLES, "lifetime": "detached"} if detached else {}
-        group = placement_group(bundles, strategy="PACK", **named)
+    if group is not None:  # bundles whose node is lost are waited for, or gone without, once the run is attached
+        return group
+    named = {"name": _BUNDLES, "lifetime": "detached"} if detached else {}
+    group = placement_group(bundles, strategy="PACK", **named)
     if not group.wait(cluster.start_timeout_seconds):
         have = {name: ray.cluster_resources().get(name, 0) for name in one}
         remove_placement_group(group)
@@ -241,12 +246,13 @@ def _reserve(cluster: ClusterSection, layout: Layout, *, detached: bool) -> Plac
 
 
 def _reserved(bundles: list[dict[str, float]]) -> PlacementGroup | None:
-    """The group that an earlier driver of this run reserved; one of another shape is given back."""
+    """The group that an earlier driver of this run was given; one of another shape, or never given, is dropped."""
     try:
         group = ray.util.get_placement_group(_BUNDLES)
     except ValueError:
         return None
-    if group.bundle_specs == bundles:
+    created = ray.util.placement_group_table(group)["state"] in ("CREATED", "RESCHEDULING")
+    if group.bundle_specs == bundles and created:
         return group
     remove_placement_group(group)
     return None

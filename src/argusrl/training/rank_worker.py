@@ -288,10 +288,11 @@ class RankWorker:
         self._enter(epoch, step)
         self.policy.load_checkpoint(Path(folder))
 
-    def load_adapter(self, epoch: int, step: int, folder: str) -> None:
-        """Take a committed adapter's tensors, after a replay that was not exact."""
+    def load_adapter(self, epoch: int, step: int, folder: str) -> float:
+        """Take a committed adapter's tensors, after a replay that was not exact; the largest |difference| to it."""
         self._enter(epoch, step)
-        self.policy.load_adapter(Path(folder))
+        difference: float = self.policy.load_adapter(Path(folder))
+        return difference
 
     def offload(self, epoch: int, step: int) -> None:
         self._enter(epoch, step)

@@ -15,7 +15,7 @@ from argusrl.config.sections import Config
 from argusrl.data.order import PromptOrder
 from argusrl.errors import ArgusError, Interrupted, StorageError
 from argusrl.journal.commits import Commit, CommitChain
-from argusrl.journal.epochs import Epoch, claim_epoch
+from argusrl.journal.epochs import Epoch, renew_epoch
 from argusrl.journal.quarantine import quarantined
 from argusrl.observe.display import Display
 from argusrl.observe.events import EventLog
@@ -138,8 +138,11 @@ class Run:
             self.failure.set()
 
     def renew_epoch(self) -> None:
-        """Claim the next epoch: what is still on its way from before is refused, what was written is a leftover."""
-        self.epoch = claim_epoch(self.folder, {"attempt": self.attempt})
+        """Claim the next epoch: what is still on its way from before is refused, what was written is a leftover.
+
+        Raises FencedError when another driver claimed one meanwhile.
+        """
+        self.epoch = renew_epoch(self.epoch, {"attempt": self.attempt})
         self.chain = CommitChain(self.folder, self.epoch)
         self.workers.position.epoch, self.workers.position.step = self.epoch.number, 0
         self.leftovers_taken = False
@@ -153,15 +156,22 @@ class Run:
         """Before a step: pause while there is too little room for it. Raises StorageError after the deadline."""
         if free_space_problem(self.folder, self.needed_bytes()) is None:
             return
-        await self.unless_stopped(
-            await_storage(
-                self.folder,
-                self.chain.head_sha256,
-                deadline_seconds=self.config.recovery.storage_wait_seconds,
-                needed_bytes=self.needed_bytes(),
-                say=lambda text: self.say("waiting", text, warning=True),
-            )
+        await self.wait_for_storage()
+
+    async def wait_for_storage(self) -> None:
+        """Pause until the run folder can be gone on with. Raises Interrupted, and StorageError after the deadline."""
+        waiting = await_storage(
+            self.folder,
+            self.chain.head_sha256,
+            deadline_seconds=self.config.recovery.storage_wait_seconds,
+            needed_bytes=self.needed_bytes(),
+            say=lambda text: self.say("waiting", text, warning=True),
         )
+        try:
+            await self.unless_stopped(waiting)
+        except StorageError as fault:
+            self.give_up(fault)  # waiting once more would be of no use
+            raise
 
     def play_settings(self) -> PlaySettings:
         """How training episodes are played under the committed adapter."""

@@ -9,20 +9,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argusrl.errors import CorruptionError, StorageError
+from argusrl.errors import CorruptionError, Interrupted, StorageError
 from argusrl.journal.commits import Commit
 from argusrl.journal.retention import collect_garbage, durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
 from argusrl.recovery.storage_wait import storage_problem
+from argusrl.training.canary import TOLERANCE, Difference
 from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.healing import HEALABLE
+from argusrl.training.rank_worker import Published
 from argusrl.training.run import Run, RunState
 from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
 from argusrl.training.watch import Watch
 from argusrl.types import TrajectoryRef
 
 _CANARY_TOKENS = 16
+_INEXACT = (
+    "; the replay is not exact, so the committed adapter is used: weights differ by up to {weight_difference:.3g}, "
+    "log-probabilities of the canary by up to {logprob_difference:.3g}, {verdict} the tolerance of {tolerance:g}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,7 @@ async def train_under_watch(run: Run, sinks: Sinks) -> Outcome:
     watch.start()
     try:
         outcome = await train(run, sinks)
+        rebuild(run.folder.metrics, history(run.folder))  # a driver that was fenced may have written to it late
         with suppress(Exception):  # everything is committed
             await close(run)
         return outcome
@@ -58,6 +65,8 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
             await (bring_to_life(run) if fault is None else recover(run, fault))
             return await _steps(run, sinks)
         except HEALABLE as error:
+            if run.stop.is_set():  # no healing any more: what is not sealed is adopted all the same
+                raise Interrupted(f"stopped in step {run.state.step + 1}", "run the same command to go on") from error
             first_start = run.state.adapter is None
             if first_start or run.fault is not None:
                 raise
@@ -193,23 +202,37 @@ async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
         run.workers.position.step = head.step
         published = await run.workers.ranks.canary()
     run.workers.position.step = head.step
-    exact = published.state_digest == head.state_digest
-    if not exact:
-        await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
+    inexact: dict[str, Any] = {}
+    if published.state_digest != head.state_digest:
+        inexact = await _take_committed(run, head, published)
         published = await run.workers.ranks.canary()
     run.at("replayed")
     await serve(run, head.adapter, published)
     run.at("restored")
     run.say(
-        "resumed" if exact else "replay_inexact",
+        "replay_inexact" if inexact else "resumed",
         f"state of step {head.step} restored from the checkpoint of step {at}"
         + (f" and {head.step - at} replayed updates" if head.step > at else "")
-        + ("" if exact else "; it differs in the last bits, the committed adapter is used"),
-        warning=not exact,
+        + (_INEXACT.format(**inexact) if inexact else ""),
+        warning=bool(inexact),
         step=head.step,
         checkpoint=at,
         seconds=round(time.monotonic() - started, 3),
+        **inexact,
     )
+
+
+async def _take_committed(run: Run, head: Commit, replayed: Published) -> dict[str, Any]:
+    """After a replay that was not exact the committed adapter wins; how far they are apart."""
+    weights = await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
+    difference = Difference.between(replayed.canary, head.algorithm_state["canary_logprobs"])
+    tolerance = TOLERANCE[run.dtype]
+    return {
+        "weight_difference": weights,
+        "logprob_difference": difference.largest,
+        "tolerance": tolerance.largest,
+        "verdict": "within" if tolerance.times(difference) <= 1 else "beyond",
+    }
 
 
 async def _load_newest_checkpoint(run: Run, head: int) -> int:

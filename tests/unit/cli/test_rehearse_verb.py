@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from argusrl.cli import rehearse as verb
 from argusrl.cli.main import run
+from argusrl.cli.output import standard_output_aside
 from argusrl.recovery.failpoints import read_plan
 from argusrl.storage.layout import RunFolder
 from fakes.run_folder import RunBuilder
@@ -132,3 +134,10 @@ def test_the_judgement_of_equal_runs_passes_and_of_a_short_one_does_not(tmp_path
     assert outcome["problems"] == []
     assert outcome["passed"]
     assert outcome["equivalent"] == 1.0
+
+
+def test_what_children_print_does_not_get_into_the_json(capfd: pytest.CaptureFixture[str]) -> None:
+    with standard_output_aside():
+        subprocess.run(["echo", "noise"], check=True)
+    subprocess.run(["echo", "answer"], check=True)
+    assert capfd.readouterr() == ("answer\n", "noise\n")

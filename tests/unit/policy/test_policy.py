@@ -246,7 +246,9 @@ def test_load_adapter_takes_published_values(moved: Policy, rows, tokens, tmp_pa
     before = moved.adapter_tensors()
     moved.forward_backward([rows], tokens.response)
     moved.optimizer_step(1e-2)
-    moved.load_adapter(tmp_path / ref.path)
+    largest = max((value - before[name]).abs().max() for name, value in moved.adapter_tensors().items())
+    assert moved.load_adapter(tmp_path / ref.path) == float(largest) > 0
+    assert moved.load_adapter(tmp_path / ref.path) == 0
     assert all(torch.equal(value, before[name]) for name, value in moved.adapter_tensors().items())
     with pytest.raises(ModelError):
         moved.load_adapter(tmp_path)

@@ -266,3 +266,20 @@ def test_several_runs_are_pooled(tmp_path: Path) -> None:
 
 def test_phases_survive_a_folder_that_is_gone(tmp_path: Path) -> None:
     PhaseLog(tmp_path / "missing" / "phases.jsonl").note("rollout", step=1, epoch=1)
+
+
+def test_a_fault_that_another_one_met_is_left_out_of_the_medians(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    undisturbed(story)
+    story.shot(20, "rank", "rank 0")
+    story.fault(21, "rank", "rank 0")
+    story.shot(22, "episode_worker", "episode worker 0")
+    story.fault(23, "episode_worker", "episode worker 0")
+    story.commit(30)
+    story.shot(31, "rank", "rank 0")
+    story.fault(32, "rank", "rank 0")
+    story.commit(35)
+    report = recovery_report(story.run)
+    assert [fault.disturbed for fault in report.faults] == [True, True, False]
+    assert summary([report])["recover_seconds"] == {"rank": {"median": 4.0, "worst": 4.0, "count": 1}}
+    assert summary([report])["detect_seconds"]["rank"]["count"] == 2

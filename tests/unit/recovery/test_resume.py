@@ -116,6 +116,14 @@ def test_lost_commits_are_damage_and_not_a_new_run(config):
     assert choose_run(config(), fresh=True).folder.name == "quickstart-2"
 
 
+def test_a_lost_config_is_damage_where_there_are_commits(config):
+    folder = start(config(), steps=2)
+    folder.config.unlink()
+    with pytest.raises(CorruptionError, match=r"config\.yaml is missing"):
+        choose_run(config())
+    assert not folder.config.exists()
+
+
 def test_a_root_that_is_a_file_is_a_storage_error(config, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):

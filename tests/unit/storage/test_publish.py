@@ -189,6 +189,26 @@ def test_errors_say_where_what_and_what_to_do(tmp_path, code):
     assert error.hint
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: publish_file(run / "commits" / "2.json", b""),
+        lambda run: replace_file(run / "heartbeat.json", b""),
+        lambda run: append_line(run / "events.jsonl", {}),
+        lambda run: make_folder(run / "trajectories" / "2"),
+    ],
+)
+def test_nothing_is_made_in_the_place_of_a_folder_that_went_away(tmp_path, write):
+    run = tmp_path / "run"
+    make_folder(run / "commits")
+    run.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="gone"):
+        write(run)
+    assert not run.exists()
+    (tmp_path / "away").rename(run)
+    write(run)
+
+
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(StorageError, match="is a file, not a folder"):
