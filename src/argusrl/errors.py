@@ -7,6 +7,7 @@ ArgusError                 1   anything below; says what is wrong, with the valu
 |- StorageError            5   run root not writable, disk full, no atomic rename or link
 |  `- CorruptionError      6   bytes do not match their digest
 |- ClusterError            7   Ray, placement, device or port
+|  `- NodesMissing            nodes were lost and nothing took their place in time
 |- FencedError             8   another driver owns this run now
 |- WorkerError             9   an engine, rank or episode worker failed and could not be replaced
 |  |- EngineError

@@ -8,8 +8,8 @@ from contextlib import suppress
 import msgspec
 
 from argusrl.storage.digests import sha256_bytes
-from argusrl.storage.layout import RunFolder
 from argusrl.storage.files import list_folder
+from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 from argusrl.types import EpisodeFailure, TrajectoryKey

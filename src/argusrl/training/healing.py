@@ -264,7 +264,8 @@ class Healing:
         suspects = self._suspects(member)
         seen = (self.run.workers.position.step, suspects)
         self.suspicions[seen] += 1
-        if suspects and self.suspicions[seen] > 1:  # once may be chance
+        # Twice may be chance; once every sample is computed on its own, one death says enough.
+        if suspects and (self.suspicions[seen] > 2 or self.run.isolated_step == self.run.workers.position.step):
             return "sample", self._accuse(suspects), how_of(error)
         message = getattr(error, "message", "")
         for noun, kind in (("rank", "rank"), ("episode worker", "episode_worker"), ("engine", "engine")):

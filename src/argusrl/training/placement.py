@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
+import ray._private.worker as ray_worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -171,7 +173,10 @@ def _namespace(run: RunFolder | None) -> str | None:
 
 
 def _join(cluster: ClusterSection, namespace: str | None) -> Path | None:
-    options = {"log_to_driver": False, "logging_level": "error", "namespace": namespace}
+    # Ray's own reports of dead workers go to the driver's log: the run says itself what it does about them. There is
+    # no setting for those that Ray prints past its logger, so the function that prints them is replaced.
+    setattr(ray_worker, "print_to_stdstream", lambda data, *_, **__: logging.info("%s", data))  # noqa: B010
+    options = {"log_to_driver": False, "configure_logging": False, "namespace": namespace}
     address = cluster.address
     if address == "local" and HEAD_FOLDER in os.environ:  # of the supervisor
         address = await_address(os.environ, cluster.start_timeout_seconds)

@@ -160,6 +160,7 @@ class Run:
 
     async def wait_for_storage(self) -> None:
         """Pause until the run folder can be gone on with. Raises Interrupted, and StorageError after the deadline."""
+        self.phase("wait")
         waiting = await_storage(
             self.folder,
             self.chain.head_sha256,

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from argusrl.errors import NodesMissing, WorkerLost
-from argusrl.training import left_behind, nodes, seats
+from argusrl.training import left_behind, nodes
 from argusrl.training.fleet import Member
 from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
