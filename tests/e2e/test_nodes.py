@@ -203,6 +203,25 @@ def test_a_node_goes_in_any_phase(tmp_path, phase, hung):
         assert verify_run(run.folder) == []
 
 
+@pytest.mark.skipif(not ALL, reason="make test-faults")
+def test_what_three_ranks_did_two_cannot_repeat_exactly_and_the_commit_wins(tmp_path):
+    with cluster_of(3) as cluster:
+        with training(cluster, tmp_path, "run", "cluster.slots=3") as run:
+            run.until(lambda: run.step() >= 2)
+            run.kill()
+        committed = run.head()
+        with training(cluster, tmp_path, "run", "cluster.slots=2") as again:
+            again.commits(1)
+            assert again.stop() == 75
+        (inexact,) = again.events("replay_inexact")
+        assert inexact["step"] == committed.step
+        assert inexact["weight_difference"] > 0
+        assert 0 <= inexact["logprob_difference"] <= inexact["tolerance"]
+        assert inexact["verdict"] == "within"
+        assert CommitChain(run.folder).read(committed.step) == committed
+        assert verify_run(run.folder) == []
+
+
 def phases(run: Training) -> list[dict]:
     """What the driver has been doing."""
     (path,) = run.folder.attempts.glob("*/phases.jsonl")

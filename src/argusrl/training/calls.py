@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -14,6 +15,7 @@ from argusrl.errors import ArgusError, DeadlineError, SampleError, WorkerError, 
 T = TypeVar("T")
 
 SETTLE_SECONDS = 15.0
+_CAUSE_CHARACTERS = 160  # of Ray's own explanation
 
 
 async def call(reference: Awaitable[T], deadline_seconds: float, method: str, member: str) -> T:
@@ -90,5 +92,6 @@ def translate(error: RayError, method: str, member: str) -> ArgusError:
         text = f"{member} failed in {method}: {type(cause).__name__}: {cause}"
         return WorkerError(text, "attempts/*/logs holds the traceback")
     if isinstance(error, RayActorError):
-        return WorkerLost(f"{member} died ({method}): {str(error).splitlines()[0]}", member=member)
+        cause = shorten(str(error).splitlines()[0], _CAUSE_CHARACTERS)
+        return WorkerLost(f"{member} died ({method}): {cause}", member=member)
     return WorkerError(f"{member} failed in {method}: {error}")

@@ -8,10 +8,8 @@ state of the last commit where it was lost, and adopts what the journal holds of
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
-    NumericsError,
     SampleError,
     StorageError,
     WorkerError,
     WorkerLost,
 )
 from argusrl.journal.commits import Adopted
-from argusrl.journal.quarantine import quarantine, quarantined
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
 from argusrl.training.bring_up import Hiring
@@ -35,7 +31,7 @@ from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
 from argusrl.training.rank_worker import RankStatus
 from argusrl.training.seats import seat_ranks
-from argusrl.types import TrajectoryKey
+from argusrl.training.suspects import Suspects
 
 if TYPE_CHECKING:
     from argusrl.training.run import Run
@@ -54,14 +50,14 @@ class Healing:
     hiring: Hiring
     history: list[Fault] = field(default_factory=list)
     replacing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    suspicions: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)  # by step and samples
-    accused: tuple[str, ...] = ()
+    suspects: Suspects = field(init=False)
     judged_nodes: dict[str, Decision] = field(default_factory=dict)  # one fault each, however many workers it had
     nodes: Nodes = field(init=False)
     absent: LeftBehind = field(init=False)
     stragglers: dict[str, int] = field(default_factory=dict)  # the step in which each was last told of
 
     def __post_init__(self) -> None:
+        self.suspects = Suspects(self.run)
         self.nodes = Nodes(self.hiring.placement)
         seconds = self.run.config.cluster.start_timeout_seconds
         self.absent = LeftBehind(self.hiring, self.nodes, self._absent_lost, seconds)
@@ -195,9 +191,9 @@ class Healing:
                 run.give_up(final)  # or else the loop would take it for one more fault to heal
             raise final
         if kind == "sample":
-            run.isolated_step = run.workers.position.step
-        if decision.action == "quarantine" and len(self.accused) == 1:  # else they are told apart first
-            self._quarantine(self.accused[0], decision.reason)
+            self.suspects.isolate()
+        if decision.action == "quarantine":
+            self.suspects.leave_out(decision.reason)
         if kind == "storage":
             await run.wait_for_storage()
 
@@ -221,52 +217,14 @@ class Healing:
             epoch=self.run.epoch.number,
         )
 
-    def _accuse(self, keys: tuple[str, ...]) -> str:
-        """Remember which samples a fault points at; what stands for them in the history."""
-        self.accused = keys
-        return keys[0] if len(keys) == 1 else f"one of {len(keys)} samples from {keys[0]}"
-
-    def _quarantine(self, name: str, reason: str) -> None:
-        """Leave a sample out of the open step. Raises NumericsError when that would leave out too many."""
-        run = self.run
-        step = run.workers.position.step
-        algorithm = run.config.algorithm
-        total = algorithm.prompts_per_step * algorithm.group_size
-        left_out = len(quarantined(run.folder, step)) + 1
-        if left_out > run.config.rollout.max_failed_share * total:
-            raise NumericsError(
-                f"step {step}: {left_out} of {total} samples would have to be left out: {reason}",
-                "the weights or the data are broken: look at attempts/*/logs/rank*.log",
-            )
-        prompt, _, sample = name.rpartition("/")
-        quarantine(run.folder, TrajectoryKey(step, prompt, int(sample)), reason)
-        run.say("quarantined", f"step {step} goes on without {name}: {reason}", warning=True, step=step, sample=name)
-
-    def _suspects(self, member: str) -> tuple[str, ...]:
-        """The samples that a rank computed when it was lost; () where that says nothing."""
-        run = self.run
-        number = next((n for n, name in enumerate(run.workers.ranks.names) if name == member), None)
-        if number is None:
-            return ()
-        try:
-            note = json.loads(run.folder.suspect(number).read_bytes())
-        except (OSError, ValueError):
-            return ()
-        current = (note["epoch"], note["step"]) == (run.epoch.number, run.workers.position.step)
-        return tuple(note["keys"]) if current else ()
-
     def _classify(self, error: BaseException) -> tuple[FaultKind, str, FaultHow]:
         if isinstance(error, StorageError):
             return "storage", str(self.run.folder.path), "raised"
         if isinstance(error, SampleError) and error.keys:
-            return "sample", self._accuse(error.keys), "raised"
+            return "sample", self.suspects.accuse(error.keys), "raised"
         member = self._lost_member() or getattr(error, "member", "")
-        suspects = self._suspects(member)
-        seen = (self.run.workers.position.step, suspects)
-        self.suspicions[seen] += 1
-        # Twice may be chance; once every sample is computed on its own, one death says enough.
-        if suspects and (self.suspicions[seen] > 2 or self.run.isolated_step == self.run.workers.position.step):
-            return "sample", self._accuse(suspects), how_of(error)
+        if accused := self.suspects.accused_by_death(member):
+            return "sample", accused, how_of(error)
         message = getattr(error, "message", "")
         for noun, kind in (("rank", "rank"), ("episode worker", "episode_worker"), ("engine", "engine")):
             if member.startswith(noun) or (not member and message.startswith(noun)):
@@ -289,6 +247,7 @@ class Healing:
         for number in range(len(engines.members)):
             moved = homes.get(number) != self.nodes.where.get(("engine", number))
             if (moved or number not in homes) and number not in self.replacing:
+                engines.serving.discard(number)
                 self._replace_in_background(number, None)
         places = [n for n in range(len(engines.members)) if n not in self.replacing]
         await asyncio.gather(*(self._engine_up(engines, number) for number in places))

@@ -66,9 +66,10 @@ class Nodes:
                 return False
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def have(self, bundles: Iterable[int], deadline_seconds: float = _SPARE_SECONDS) -> dict[int, str]:
-        """`homes`, as soon as all of these bundles are in it, or after the deadline."""
-        wanted, deadline = set(bundles), time.monotonic() + deadline_seconds
+    async def have(self, bundles: Iterable[int], deadline_seconds: float | None = None) -> dict[int, str]:
+        """`homes`, as soon as all of these bundles are in it, or after the deadline: that of a move to a spare node."""
+        wanted = set(bundles)
+        deadline = time.monotonic() + (_SPARE_SECONDS if deadline_seconds is None else deadline_seconds)
         while True:
             homes = await self.homes()
             if homes.keys() >= wanted or time.monotonic() >= deadline:

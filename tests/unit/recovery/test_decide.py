@@ -34,6 +34,11 @@ def test_killed_drivers_and_broken_workers_are_restarted(code):
     assert decide_attempt([end(code)], RULE).action == "restart_driver"
 
 
+def test_a_node_that_did_not_come_in_time_is_not_waited_for_again():
+    decision = decide_attempt([end(7, error="NodesMissing", message="no node came")], RULE)
+    assert (decision.action, decision.reason, decision.exit_code) == ("stop", "no node came", 7)
+
+
 def test_storage_and_interruption_can_be_resumed_but_mistakes_cannot():
     assert {2, 3, 4, 6, 8, 10} == FINAL_CODES
 
