@@ -38,7 +38,7 @@ test-faults: export ARGUSRL_FAULTS := all
 test-faults: export ARGUSRL_SEEDS := $(SEEDS)
 test-faults: export ARGUSRL_FAULT_PROCESSES := $(PROCESSES)
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest tests/faults -o timeout=3600
+	$(BIN)/python -m pytest tests/faults tests/e2e/test_nodes.py -o timeout=3600
 	$(BIN)/python benchmarks/recovery.py --shots 50 --seed 0
 
 check: $(STAMP)

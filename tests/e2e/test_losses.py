@@ -38,7 +38,7 @@ def shot(train, runs) -> RunFolder:
 
 
 def test_every_shot_was_fired_and_found(shot):
-    assert len(fired_shots(shot)) == len(SHOTS)
+    assert len(fired_shots(shot, Plan(shots=SHOTS))) == len(SHOTS)
     kinds = {event["fault"] for event in read_events(shot.events) if event["kind"] == "fault"}
     assert kinds >= {"engine", "rank", "episode_worker"}
     epochs = [CommitChain(shot).read(step).epoch for step in range(7)]

@@ -127,6 +127,7 @@ def left_on(cluster: RayletCluster) -> dict[str, list[str]]:
     return left
 
 
+@pytest.mark.skipif(not ALL, reason="make test-faults")
 def test_a_run_shrinks_and_grows_with_its_nodes_and_replays_on_any_number_of_ranks(tmp_path):
     """2 ranks, 1 rank, 2 ranks; then supervisor and driver are killed, and 1 rank, and 2, replay all of it exactly."""
     with cluster_of(2) as cluster:

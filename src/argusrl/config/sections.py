@@ -357,7 +357,7 @@ class RecoverySection(Section):
     hang_seconds: Seconds = 60.0
     """A worker that for so long neither makes progress nor answers is taken for hung and replaced."""
     standby_engines: Natural = 1
-    """Engines kept started beside those that work, to take the place of one that dies at once; 0 is off."""
+    """CPU: processes with vLLM imported, kept beside the engines to take the place of one that dies; 0 is off."""
     min_ranks: Count | None = None
     """Go on with as few ranks as this while a lost one is missing; null waits for its replacement."""
     node_wait_seconds: Seconds = 1800.0

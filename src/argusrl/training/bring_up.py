@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,7 @@ from argusrl.training.placement import Placement
 from argusrl.training.rank_worker import RankWorker
 
 _ASYNC_CALLS = 10_000  # concurrent calls of an asynchronous actor; its own limits decide
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0  # one that still imports does not answer, and need not
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Hiring:
     checked: CheckedInput
     logs: Path
     position: Position
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of standbys
     standbys: list[Any] = field(default_factory=list)  # engine workers with everything imported, not started
 
     @property
@@ -71,21 +73,23 @@ class Hiring:
             "deadline_seconds": self.config.cluster.call_timeout_seconds,
         }
 
-    def engine(self, number: int, devices: str | None = None) -> Member:
+    def engine(self, number: int) -> Member:
         """A new engine in its bundle; a standby becomes it where there is one."""
         settings = engine_settings(self.config, self.placement.layout.device, self.checked)
         near = bool(self.standbys) and self._near_standby(number)
         actor = self.standbys.pop() if near else self._engine_process("engine", number, number, idle=False)
-        return Member(number, actor, actor.start.remote(settings, self.identity, number, devices))
+        return Member(number, actor, actor.start.remote(settings, self.identity, number))
 
     def _near_standby(self, number: int) -> bool:
         """Whether standbys, which are made in bundle 0, are on the node of this engine."""
         homes = self.placement.homes()
         return 0 in homes and homes[0] == homes.get(number)
 
-    def standby(self, number: int) -> None:
-        """Begin to start a process that can become an engine in seconds."""
-        self.standbys.append(self._engine_process("standby", number, number, idle=True))
+    def standby(self) -> None:
+        """Begin to start a process that can become an engine in seconds. It lives beside the first engine."""
+        # A number of its own among those of all drivers: one that became an engine keeps its name.
+        number = self.placement.epoch * 1000 + next(self.numbers)
+        self.standbys.append(self._engine_process("standby", number, 0, idle=True))
 
     def _engine_process(self, kind: str, number: int, bundle: int, *, idle: bool) -> Any:
         settings = engine_settings(self.config, self.placement.layout.device, self.checked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,13 +13,11 @@ from typing import Any
 from argusrl.errors import ArgusError, EngineError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
-from argusrl.recovery.failpoints import How
 from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.vllm_engine import VllmEngine, preload
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
 from argusrl.training.process import Lease, start_logging
-from argusrl.training.shooting import shoot_oneself
 from argusrl.types import AdapterRef, TrajectoryRef
 
 _COLLECT_SECONDS = 5.0  # an empty answer after this long says that the engine lives
@@ -81,10 +78,8 @@ class EngineWorker:
         self._mailboxes: dict[str, _Mailbox] = {}
         self._requests: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, settings: EngineSettings, identity: str, place: int, devices: str | None) -> None:
-        """Start the engine; `devices` are the GPUs of the one it replaces (a standby was given none). EngineError."""
-        if devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    async def start(self, settings: EngineSettings, identity: str, place: int) -> None:
+        """Start the engine of a place. Raises EngineError."""
         self.identity, self.place = identity, place
         self.engine = VllmEngine.start(settings)
 
@@ -104,17 +99,6 @@ class EngineWorker:
     async def serves(self) -> int | None:
         """The place whose engine this is; None for a standby."""
         return self.place
-
-    async def devices(self) -> str | None:
-        """The GPUs of this engine."""
-        return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-    async def die(self, epoch: int, shot: int, how: How) -> None:
-        """A rehearsal's shot. The tokens that are lost unless they are continued elsewhere are noted beside it."""
-        self.fence.check_epoch(epoch)
-        tokens = await self.engine.running_tokens() if self.engine is not None else 0
-        self.folder.running_tokens(shot).write_text(str(tokens))
-        shoot_oneself(how)
 
     # ---- sampling
 

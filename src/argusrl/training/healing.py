@@ -167,9 +167,13 @@ class Healing:
             return 0
 
     def keep_standby(self) -> None:
-        """Begin to start the standby that takes the place of the next engine that is lost."""
-        if len(self.hiring.standbys) < self.run.config.recovery.standby_engines:
-            self.hiring.standby(0)
+        """Begin to start the standby that takes the place of the next engine that is lost.
+
+        Ray gives a GPU to a process when it starts, and a standby must not hold one: so there are none on GPUs.
+        """
+        wanted = self.run.config.recovery.standby_engines
+        if len(self.hiring.standbys) < wanted and self.hiring.placement.layout.device == "cpu":
+            self.hiring.standby()
 
     # ---- everything else
 
