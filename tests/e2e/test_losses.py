@@ -57,4 +57,5 @@ def test_the_report_says_that_nothing_was_lost(shot):
     found = summary([recovery_report(shot)])
     assert (found["trajectories_lost"], found["steps_lost"]) == (0, 0)
     assert found["unique_goodput"] > 0
-    assert set(found["recover_seconds"]) >= {"engine", "rank", "episode_worker", "driver"}
+    assert found["faults"] == {"engine": 1, "rank": 2, "episode_worker": 1, "driver": 1}
+    assert set(found["recover_seconds"]) >= {"engine", "rank", "episode_worker"}  # the driver's was shot at, too

@@ -143,6 +143,7 @@ class EpisodeWorker:
         """Open this worker's segments of a step."""
         self.fence.check(epoch, step)
         self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.name.partition(".")[0])
+        self.flush = _GroupCommit()  # a slow fsync of the journal before says nothing about this one
         self.unfinished = {}
 
     async def adopt(
@@ -155,6 +156,7 @@ class EpisodeWorker:
         self.fence.check(epoch, step)
         assert self.journal is not None
         leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256, finished=finished, unfinished=True)
+        self.fence.check(epoch, step)  # a newer epoch reads for itself
         self.unfinished = leftovers.unfinished
         rows = {self.sources["train"][index].id: index for index in indices} if finished else {}
         return AdoptedStep(

@@ -150,12 +150,14 @@ class EngineFleet(Fleet):
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         numbers = sorted(self.serving)
-        references = [self._start(self.members[number].actor, method, *arguments) for number in numbers]
+        asked = [self.members[number].actor for number in numbers]
+        references = [self._start(actor, method, *arguments) for actor in asked]
         outcomes = await settle(references, self.deadline_seconds, method, [self.name(number) for number in numbers])
         answers = []
-        for number, outcome in zip(numbers, outcomes, strict=True):
+        for number, actor, outcome in zip(numbers, asked, outcomes, strict=True):
             if isinstance(outcome, (WorkerLost, DeadlineError)):
-                self.lost(number, outcome)
+                if self.members[number].actor is actor:  # or else another one took its place meanwhile
+                    self.lost(number, outcome)
             elif isinstance(outcome, ArgusError):
                 raise outcome
             else:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
+    FencedError,
     SampleError,
     StorageError,
     WorkerError,
@@ -30,6 +31,7 @@ from argusrl.training.fleet import EngineFleet, Fleet, kill
 from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
 from argusrl.training.rank_worker import RankStatus
+from argusrl.training.rollout import together
 from argusrl.training.seats import seat_ranks
 from argusrl.training.suspects import Suspects
 
@@ -50,6 +52,7 @@ class Healing:
     hiring: Hiring
     history: list[Fault] = field(default_factory=list)
     replacing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    lost_again: dict[int, ArgusError] = field(default_factory=dict)  # engines, while their return was made known
     suspects: Suspects = field(init=False)
     judged_nodes: dict[str, Decision] = field(default_factory=dict)  # one fault each, however many workers it had
     nodes: Nodes = field(init=False)
@@ -84,13 +87,13 @@ class Healing:
 
     def engine_lost(self, number: int, fault: ArgusError) -> None:
         """Replace an engine in the background."""
-        if number not in self.replacing:
+        if number in self.replacing:
+            self.lost_again[number] = fault
+        else:
             self._replace_in_background(number, fault)
 
     def _replace_in_background(self, number: int, fault: ArgusError | None) -> None:
-        task = asyncio.create_task(self._heal_engine(number, fault))
-        self.replacing[number] = task
-        task.add_done_callback(lambda _: self.replacing.pop(number, None))
+        self.replacing[number] = asyncio.create_task(self._heal_engine(number, fault))
 
     async def _heal_engine(self, number: int, fault: ArgusError | None) -> None:
         """Until the engine serves, or the rule says that this driver cannot help it."""
@@ -104,12 +107,16 @@ class Healing:
                         return
                 try:
                     await self._replace_engine(number)
-                    return
+                    fault = self.lost_again.pop(number, None)
+                    if fault is None:
+                        return
                 except ArgusError as again:
-                    fault = again
+                    fault = self.lost_again.pop(number, again)
         except Exception as error:
             logging.exception("replacing %s failed", name)
             run.give_up(WorkerError(f"replacing {name} failed: {type(error).__name__}: {error}"))
+        finally:  # not in a callback of the task: a loss between its end and the callback would be nobody's
+            del self.replacing[number]
 
     async def _judge_lost(self, kind: Literal["rank", "engine"], place: int, name: str, fault: ArgusError) -> Decision:
         """Judge the loss of a worker; where its node is gone, that of the node, once for all workers on it."""
@@ -126,6 +133,7 @@ class Healing:
         started = time.monotonic()
         continued = await self._tell_engines()
         bundle = self.hiring.placement.layout.bundle("engine", number)
+        engines.serving.discard(number)
         kill(engines.members[number].actor)
         while bundle not in (homes := await self.nodes.have([bundle])):  # others serve meanwhile
             pass
@@ -134,7 +142,8 @@ class Healing:
             engines.replace(number)
             self.nodes.where["engine", number] = homes[bundle]
             await engines.attach(number, self._start_seconds())
-            ungated = run.workers_share_gpus or run.serving is None
+            # Before there is a canary somebody waits for an engine; later it comes back with what the others know.
+            ungated = run.workers_share_gpus or run.state.canary is None
             async with nullcontext() if ungated else run.colocation.rollout():
                 continued += await self._admit(number)
         seconds = round(time.monotonic() - started, 3)
@@ -159,10 +168,10 @@ class Healing:
         return await self._tell_engines()
 
     async def _tell_engines(self) -> int:
-        """Say who serves; tokens that were gone on from. A worker that is lost meanwhile hears of it when re-made."""
+        """Say who serves; tokens that were gone on from. A worker that is lost, or in a newer epoch, hears of it there."""
         try:
             return await self.run.workers.episodes.set_engines(self.run.workers.engines.handles())
-        except (WorkerLost, DeadlineError) as fault:
+        except (WorkerLost, DeadlineError, FencedError) as fault:
             logging.warning("engines could not be told: %s", fault.message)
             return 0
 
@@ -247,6 +256,7 @@ class Healing:
     async def engines_up(self) -> None:
         """All engines serve, or are being replaced. Raises what a fresh start raised."""
         engines = self.run.workers.engines
+        engines.on_lost = self.engine_lost
         homes = await self.nodes.have(range(len(engines.members)))  # engines have the first bundles
         for number in range(len(engines.members)):
             moved = homes.get(number) != self.nodes.where.get(("engine", number))
@@ -254,8 +264,7 @@ class Healing:
                 engines.serving.discard(number)
                 self._replace_in_background(number, None)
         places = [n for n in range(len(engines.members)) if n not in self.replacing]
-        await asyncio.gather(*(self._engine_up(engines, number) for number in places))
-        engines.on_lost = self.engine_lost
+        await together(self._engine_up(engines, number) for number in places)
 
     async def _engine_up(self, engines: EngineFleet, number: int) -> None:
         if await self._attached(engines, number):
@@ -279,7 +288,7 @@ class Healing:
                         raise
                 episodes.replace(number)
 
-        await asyncio.gather(*(up(number) for number in range(len(episodes.members))))
+        await together(up(number) for number in range(len(episodes.members)))
         episodes.losses.clear()
         await episodes.set_engines(self.run.workers.engines.handles())
 
@@ -289,7 +298,7 @@ class Healing:
         ranks.on_straggler = self.straggles
         ranks.members = sorted([*ranks.members, *self.absent.take()], key=lambda one: one.place)
         await seat_ranks(self.run, self.hiring, self.nodes, self.absent)
-        answers = await asyncio.gather(*(self._attached(ranks, number) for number in range(len(ranks.members))))
+        answers = await together(self._attached(ranks, number) for number in range(len(ranks.members)))
         groups = {answer.group if isinstance(answer, RankStatus) else "" for answer in answers}
         if len(groups) == 1 and groups != {""} and not ranks.losses and self._complete():
             return False
@@ -297,7 +306,7 @@ class Healing:
             if answer is None:
                 ranks.replace(number)
         fresh = [number for number, member in enumerate(ranks.members) if member.fresh]
-        await asyncio.gather(*(ranks.attach(number, self._start_seconds()) for number in fresh))
+        await together(self._attached(ranks, number) for number in fresh)
         ranks.losses.clear()
         await ranks.connect(f"ranks-{self.run.epoch.number}", self._start_seconds())
         self.run.conditions["ranks"] = len(ranks.members)
@@ -336,6 +345,7 @@ class Healing:
             answer = await fleet.attach(number, deadline)
         except (WorkerError, DeadlineError) as fault:
             if fresh:
+                fleet.replace(number)  # whoever tries again finds another one
                 raise
             logging.warning("%s: %s", fleet.name(number), fault.message)
             return None

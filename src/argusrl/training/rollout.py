@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from argusrl.config.sections import RolloutSection
 from argusrl.errors import WorkerError
@@ -17,6 +17,8 @@ from argusrl.rollout.player import PlaySettings
 from argusrl.training.episode_worker import GroupOrder
 from argusrl.training.fleet import EpisodeFleet
 from argusrl.types import EpisodeFailure, TrajectoryRef
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,11 @@ class Rollout:
             place = (prompt_ids.get(reference.key.prompt_id, -1), reference.key.sample)
             if place in asked:  # not where the data changed on disk between two attempts
                 self.outcomes[place] = reference
-        for failure in self.quarantined:
-            self.outcomes[prompt_ids[failure.key.prompt_id], failure.key.sample] = failure
         taken_over = set(self.outcomes)
+        for failure in self.quarantined:
+            place = (prompt_ids.get(failure.key.prompt_id, -1), failure.key.sample)
+            if place in asked:
+                self.outcomes[place] = failure
         await self._play_missing(wanted, attempt=0)
         await self._wait_while_failing(wanted)
         sealing = time.monotonic()
@@ -126,14 +130,14 @@ def _is_final(outcome: TrajectoryRef | EpisodeFailure | None) -> bool:
     return isinstance(outcome, TrajectoryRef) or (outcome is not None and outcome.kind == QUARANTINED)
 
 
-async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all; the first fault cancels the others and is raised as it is."""
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all; the first fault cancels the others, so that none goes on beside what is done about it, and is raised."""
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for one in work:
-                tasks.create_task(one)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
     except BaseExceptionGroup as faults:
         raise first_of(faults) from None
+    return [task.result() for task in tasks]
 
 
 def first_of(error: BaseException) -> BaseException:

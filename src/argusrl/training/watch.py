@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from argusrl.errors import ArgusError, DeadlineError, FencedError, WorkerError, WorkerLost
+from argusrl.errors import ArgusError, DeadlineError, FencedError, WorkerError
 from argusrl.rollout.engine import EngineProgress
 from argusrl.training.calls import call
 from argusrl.training.fleet import EngineFleet, EpisodeFleet, Fleet, RankFleet, Workers, kill
@@ -82,19 +82,16 @@ class Watch:
             member = fleet.members[number]
             try:
                 await self._ask(member.actor.beat, fleet, number)
-            except (WorkerLost, DeadlineError) as fault:
+            except (WorkerError, DeadlineError) as fault:
                 if number < len(fleet.members) and fleet.members[number] is member:
                     fleet.losses[fleet.name(number)] = fault
                     fleet.replace(number)
 
     async def _ask(self, method: Any, fleet: Fleet, number: int) -> Any:
+        epoch = self.workers.position.epoch
         try:
-            reference = method.remote(fleet.position.epoch)
-            return await call(reference, self.hang_seconds, "heartbeat", fleet.name(number))
+            return await call(method.remote(epoch), self.hang_seconds, "heartbeat", fleet.name(number))
         except FencedError as fault:
-            if fleet.position.epoch == self.workers.position.epoch:
-                self._tell_if_current(fault)
+            if epoch == self.workers.position.epoch:  # or else this driver's own new epoch overtook the question
+                self.on_fenced(fault)
             return None
-
-    def _tell_if_current(self, fault: FencedError) -> None:
-        self.on_fenced(fault)
