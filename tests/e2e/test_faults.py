@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from argusrl.journal.commits import CommitChain
@@ -44,10 +43,6 @@ class Started:
         """Whether the journal holds a part of this step and no commit does."""
         segments = self.folder.trajectories(step).glob("*.seg") if not self.folder.commit(step).exists() else ()
         return any(segment.stat().st_size > size for segment in segments)
-
-    def workers(self, title: str) -> list[psutil.Process]:
-        """Ray renames its processes, so their environment tells whose they are."""
-        return [one for one in psutil.Process(self.process.pid).children(recursive=True) if title in one.name()]
 
     def end(self, process: subprocess.Popen[bytes] | None = None) -> int:
         return (process or self.process).wait(timeout=240)

@@ -88,7 +88,8 @@ def test_test_files_have_names_of_their_own() -> None:
 
 
 def test_the_drawn_error_tree_is_the_real_one() -> None:
-    words = set(re.findall(r"\b(?:\w+Error|AdapterRefused|WorkerLost|NodesMissing|Interrupted)\b", errors.__doc__ or ""))
+    names = "AdapterRefused|WorkerLost|NodesMissing|Interrupted"
+    words = set(re.findall(rf"\b(?:\w+Error|{names})\b", errors.__doc__ or ""))
     real = {
         value.__name__
         for value in vars(errors).values()

@@ -177,6 +177,7 @@ def _options(temporary: Path, cpus: int) -> list[str]:
         "--head",
         "--block",
         *("--port", "0"),
+        *("--min-worker-port", "0", "--max-worker-port", "0"),  # two runs on one machine must not fight for ports
         *("--include-dashboard", "false"),
         *("--include-log-monitor", "false"),
         "--no-monitor",  # of the autoscaler

@@ -15,7 +15,7 @@ from argusrl.errors import FencedError
 from argusrl.storage.files import list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import publish_file
-from argusrl.storage.sealed_json import encode_sealed
+from argusrl.storage.sealed_json import encode_sealed, read_sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,19 @@ def renew_epoch(epoch: Epoch, info: Mapping[str, Any] | None = None) -> Epoch:
 
     Raises FencedError if anybody claimed since: a driver that lost its run must not take it back. Raises StorageError.
     """
+    number = epoch.number
+    while epoch.run.epoch(number + 1).exists() and _renews(epoch, number + 1):
+        number += 1  # a try of before, whose name is there although storage said that it failed
+    if newest_epoch(epoch.run) > number:
+        raise _fenced(epoch, newest_epoch(epoch.run))
     try:
-        epoch.check()
-        return _claim(epoch.run, epoch.number + 1, info)
+        return _claim(epoch.run, number + 1, {**(info or {}), "renews": epoch.nonce})
     except FileExistsError:
-        raise _fenced(epoch, epoch.number + 1) from None
+        raise _fenced(epoch, number + 1) from None
+
+
+def _renews(epoch: Epoch, number: int) -> bool:
+    return bool(read_sealed(epoch.run.epoch(number)).get("renews") == epoch.nonce)
 
 
 def _claim(run: RunFolder, number: int, info: Mapping[str, Any] | None) -> Epoch:

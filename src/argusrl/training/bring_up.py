@@ -165,6 +165,7 @@ def hire(hiring: Hiring) -> Workers:
         episodes=hiring.episodes(found),
         position=hiring.position,
         logs=hiring.logs,
+        standbys=hiring.standbys,
     )
 
 

@@ -24,15 +24,12 @@ async def call(reference: Awaitable[T], deadline_seconds: float, method: str, me
     `method` and `member` ("rank 1") are for the messages.
     """
     try:
-        return await asyncio.wait_for(_resolved(reference), deadline_seconds)
+        async with asyncio.timeout(deadline_seconds):  # wait_for of Python 3.11 swallows some cancellations
+            return await reference
     except RayError as error:  # first: what a worker raised may be a TimeoutError as well
         raise translate(error, method, member) from error
     except TimeoutError as error:
         raise DeadlineError(f"{member} did not answer within {deadline_seconds:.0f} s ({method})") from error
-
-
-async def _resolved(reference: Awaitable[T]) -> T:
-    return await reference
 
 
 async def call_all(

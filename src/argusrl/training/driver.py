@@ -32,7 +32,7 @@ from argusrl.data.order import PromptOrder
 from argusrl.errors import ArgusError, StorageError
 from argusrl.journal.attempts import Heartbeat, Verdict, read_verdict, write_heartbeat, write_verdict
 from argusrl.journal.commits import CommitChain
-from argusrl.journal.epochs import claim_epoch
+from argusrl.journal.epochs import claim_epoch, newest_epoch
 from argusrl.journal.retention import sweep_temporaries
 from argusrl.observe.display import Display, make_display
 from argusrl.observe.events import EventLog
@@ -172,15 +172,19 @@ class _Driver:
         self.display.phase("ray start")
         environment = resolve_environment(config.cluster.environment)
         placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)
+        position = Position(epoch.number)
         try:
-            hiring = Hiring(config, self.folder, placement, checked, self.logs, Position(epoch.number))
+            hiring = Hiring(config, self.folder, placement, checked, self.logs, position)
             run = self._run_of(hiring, hire(hiring), epoch, events)
             self.heartbeat.run = run
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, run.stop.set)
             outcome = await train_under_watch(run, sinks)
         finally:
-            placement.close()
+            if self._fenced(position.epoch):
+                placement.leave()
+            else:
+                placement.close()
             sinks.close()
         return Verdict(
             outcome="complete",
@@ -190,6 +194,12 @@ class _Driver:
             time=time.time(),
             details={"stopped_early": outcome.stopped_early} if outcome.stopped_early else {},
         )
+
+    def _fenced(self, epoch: int) -> bool:
+        """Whether another driver claimed the run since: what works for it must not end with this one."""
+        with suppress(StorageError):
+            return newest_epoch(self.folder) > epoch
+        return False
 
     def _run_of(self, hiring: Hiring, workers: Workers, epoch: Epoch, events: EventLog) -> Run:
         from argusrl.training.healing import Healing

@@ -13,11 +13,13 @@ from typing import Any
 from argusrl.errors import ArgusError, EngineError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
+from argusrl.recovery.failpoints import How
 from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.vllm_engine import VllmEngine, preload
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
 from argusrl.training.process import Lease, start_logging
+from argusrl.training.shooting import shoot_oneself
 from argusrl.types import AdapterRef, TrajectoryRef
 
 _COLLECT_SECONDS = 5.0  # an empty answer after this long says that the engine lives
@@ -96,9 +98,21 @@ class EngineWorker:
         self._mailboxes.clear()
         return True
 
+    async def beat(self, epoch: int) -> None:
+        """Keeps a standby, or an engine that waits to be admitted, alive."""
+        self.fence.check_epoch(epoch)
+        self.lease.renew()
+
     async def serves(self) -> int | None:
         """The place whose engine this is; None for a standby."""
         return self.place
+
+    async def die(self, epoch: int, shot: int, how: How) -> None:
+        """A rehearsal's shot. The tokens that are lost unless they are continued elsewhere are noted beside it."""
+        self.fence.check_epoch(epoch)
+        tokens = await self.engine.running_tokens() if self.engine is not None else 0
+        self.folder.running_tokens(shot).write_text(str(tokens))
+        shoot_oneself(how)
 
     # ---- sampling
 

@@ -17,6 +17,7 @@ from argusrl.training.checks import CheckedInput, check_in_child, settings_for
 from argusrl.training.evaluation import evaluate
 from argusrl.training.fleet import Fleet, Position
 from argusrl.training.placement import Placement, place
+from argusrl.training.watch import keep_alive
 from argusrl.types import AdapterRef
 
 _EPOCH = 1  # nobody else calls these workers
@@ -56,6 +57,8 @@ async def _evaluate(
     say("starting engines")
     fleets: list[Fleet] = [engines, episodes]
     await asyncio.gather(*(fleet.attach(n, start) for fleet in fleets for n in range(len(fleet.members))))
+    lease = config.recovery.orphan_seconds
+    alive = asyncio.create_task(keep_alive(lambda: [*engines.actors, *episodes.actors], hiring.position, lease))
     engines.serving = set(range(len(engines.members)))
     await episodes.set_engines(engines.handles())
     prompts = min(checked.heldout_prompts, config.evaluate.prompts or checked.heldout_prompts)
@@ -72,5 +75,6 @@ async def _evaluate(
         report[name] = result.report()
     if job.adapter is not None:
         report["adapter"] |= {"version": job.adapter.version, "sha256": job.adapter.sha256}
+    alive.cancel()
     await episodes.close()
     return report

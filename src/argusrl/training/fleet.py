@@ -191,12 +191,13 @@ class EngineFleet(Fleet):
     async def wake_cache(self) -> None:
         await self._all("wake_cache")
 
-    async def progress(self) -> list[EngineProgress]:
-        """Counters of the engines that serve."""
-        numbers = sorted(self.serving)
-        references = [self.members[number].actor.progress.remote(self.position.epoch) for number in numbers]
-        answers = await settle(references, self.deadline_seconds, "progress", [self.name(n) for n in numbers])
-        return [answer for answer in answers if isinstance(answer, EngineProgress)]  # the watch sees to the others
+    async def progress(self) -> dict[Any, EngineProgress]:
+        """Counters of the engines that serve, by actor: those of a new one begin at zero. Silent ones are left out."""
+        asked = self.handles()
+        references = [actor.progress.remote(self.position.epoch) for actor in asked.values()]
+        answers = await settle(references, self.deadline_seconds, "progress", [self.name(n) for n in asked])
+        found = zip(asked.values(), answers, strict=True)
+        return {actor: answer for actor, answer in found if isinstance(answer, EngineProgress)}
 
 
 @dataclass
@@ -330,3 +331,8 @@ class Workers:
     episodes: EpisodeFleet
     position: Position
     logs: Path
+    standbys: list[Any]  # engine workers with everything imported, not started
+
+    def actors(self) -> list[Any]:
+        """Every process, those that start or wait included."""
+        return [*self.standbys, *self.engines.actors, *self.ranks.actors, *self.episodes.actors]

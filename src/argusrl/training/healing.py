@@ -168,7 +168,7 @@ class Healing:
         return await self._tell_engines()
 
     async def _tell_engines(self) -> int:
-        """Say who serves; tokens that were gone on from. A worker that is lost, or in a newer epoch, hears of it there."""
+        """Say who serves; tokens that were gone on from. Who is lost or in a newer epoch hears of it there."""
         try:
             return await self.run.workers.episodes.set_engines(self.run.workers.engines.handles())
         except (WorkerLost, DeadlineError, FencedError) as fault:
@@ -267,7 +267,10 @@ class Healing:
         await together(self._engine_up(engines, number) for number in places)
 
     async def _engine_up(self, engines: EngineFleet, number: int) -> None:
-        if await self._attached(engines, number):
+        attached = await self._attached(engines, number)
+        if number in self.replacing:  # the watch found it lost meanwhile
+            return
+        if attached:
             if number not in engines.serving:
                 engines.admit(number)
         else:
@@ -337,7 +340,8 @@ class Healing:
 
     async def _attached(self, fleet: Fleet, number: int) -> Any:
         """The worker's answer, or None for one that has to be re-made. Raises what a fresh start raised."""
-        fresh = fleet.members[number].fresh
+        member = fleet.members[number]
+        fresh = member.fresh
         deadline = self._start_seconds() if fresh else self.run.config.recovery.hang_seconds
         if not fresh and await self.nodes.lost_lately():  # nothing frees it from a collective with a hung node
             deadline = min(deadline, _STUCK_SECONDS)
@@ -345,7 +349,8 @@ class Healing:
             answer = await fleet.attach(number, deadline)
         except (WorkerError, DeadlineError) as fault:
             if fresh:
-                fleet.replace(number)  # whoever tries again finds another one
+                if fleet.members[number] is member:
+                    fleet.replace(number)  # whoever tries again finds another one
                 raise
             logging.warning("%s: %s", fleet.name(number), fault.message)
             return None

@@ -142,6 +142,10 @@ class Placement:
         self.actors.clear()
         with suppress(Exception):
             remove_placement_group(self.group)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the cluster; the actors and bundles stay, for the driver that owns them now."""
         ray.shutdown()
         if self.temporary is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)

@@ -167,7 +167,8 @@ class RankWorker:
             hashing_seconds = checked - started + time.monotonic() - updated
         except CorruptionError as error:
             self._group = ""
-            raise WorkerError(f"rank {self._rank}: {error.message}", "its state is restored from storage") from error
+            text = f"rank {self._rank}: {error.message.removeprefix(f'rank {self._rank}: ')}"
+            raise WorkerError(text, "its state is restored from storage") from error
         except ModelError as error:
             self.policy.discard_gradients()
             own = () if error.message == ANOTHER_REFUSED else self._suspects

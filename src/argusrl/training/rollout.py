@@ -131,7 +131,7 @@ def _is_final(outcome: TrajectoryRef | EpisodeFailure | None) -> bool:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all; the first fault cancels the others, so that none goes on beside what is done about it, and is raised."""
+    """Await all. The first fault is raised; it cancels the others: none may go on beside what is done about it."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]

@@ -109,7 +109,7 @@ class Run:
     commit_seconds: float = 0.0
     step_bytes: int = 0  # written by the largest step of this driver
     isolated_step: int | None = None  # samples of this step are computed one by one, to find the one that ends it
-    prompt_tokens: tuple[int, int] = (0, 0)  # (all, from the prefix cache), of all engines so far
+    prompt_tokens: dict[Any, tuple[int, int]] = field(default_factory=dict)  # (all, cached) of each engine so far
 
     def at(self, point: Point) -> None:
         """A named point of the run is passed: a rehearsal may shoot here."""
@@ -237,7 +237,7 @@ class Run:
                 raise self.fault
             if self.journal_open:
                 await self.workers.episodes.seal()
-            raise Interrupted(f"stopped in step {self.workers.position.step}", "run the same command to go on")
+            raise Interrupted(f"stopped in step {self.state.step + 1}", "run the same command to go on")
         finally:
             stopped.cancel()
             failed.cancel()
@@ -245,8 +245,10 @@ class Run:
     async def cached_prompt_share(self) -> float:
         """Share of the prompt tokens since the last call that came from the engines' prefix caches."""
         progress = await self.workers.engines.progress()
-        now = sum(one.prompt_tokens for one in progress), sum(one.cached_prompt_tokens for one in progress)
-        (tokens, cached), self.prompt_tokens = (now[0] - self.prompt_tokens[0], now[1] - self.prompt_tokens[1]), now
+        before = self.prompt_tokens
+        now = {engine: (one.prompt_tokens, one.cached_prompt_tokens) for engine, one in progress.items()}
+        tokens, cached = (sum(now[one][i] - before.get(one, (0, 0))[i] for one in now) for i in (0, 1))
+        self.prompt_tokens = now
         return cached / tokens if tokens else 0.0
 
     def verify(self, adapter: AdapterRef, proofs: Sequence[EngineProof], trainer: Sequence[float]) -> Verification:

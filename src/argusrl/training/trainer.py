@@ -19,6 +19,7 @@ from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.healing import HEALABLE
 from argusrl.training.rank_worker import Published
+from argusrl.training.rollout import together
 from argusrl.training.run import Run, RunState
 from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
 from argusrl.training.watch import Watch
@@ -41,7 +42,7 @@ class Outcome:
 
 async def train_under_watch(run: Run, sinks: Sinks) -> Outcome:
     """`train`, with somebody looking at every worker every second."""
-    watch = Watch(run.workers, run.config.recovery.hang_seconds, run.give_up)
+    watch = Watch(run.workers, run.config.recovery, run.give_up)
     watch.start()
     try:
         outcome = await train(run, sinks)
@@ -128,7 +129,7 @@ async def bring_to_life(run: Run) -> None:
         await run.colocation.engines_first()
         new = await run.unless_stopped(healing.ranks_up())
     else:
-        new, _ = await run.unless_stopped(asyncio.gather(healing.ranks_up(), _players_up(run)))
+        new, _ = await run.unless_stopped(together([healing.ranks_up(), _players_up(run)]))
     run.at("ranks_connected")
     await run.colocation.reset()
     canary = run.state.canary

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from argusrl.config.sections import RecoverySection
 from argusrl.errors import ArgusError, DeadlineError, FencedError, WorkerError
 from argusrl.rollout.engine import EngineProgress
 from argusrl.training.calls import call
-from argusrl.training.fleet import EngineFleet, EpisodeFleet, Fleet, RankFleet, Workers, kill
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Fleet, Position, RankFleet, Workers, kill
 
 PERIOD_SECONDS = 1.0
+_BEATS = 10  # per lease
+
+
+async def keep_alive(actors: Callable[[], Iterable[Any]], position: Position, lease_seconds: float) -> None:
+    """Renew the leases of all workers: some are not asked for progress, but wait for long until they are needed."""
+    while True:
+        for actor in actors():
+            actor.beat.remote(position.epoch)
+        await asyncio.sleep(lease_seconds / _BEATS)
 
 
 class Watch:
@@ -25,8 +35,9 @@ class Watch:
     so that calls that wait for it fail, and the next one is already starting when its group is formed anew.
     """
 
-    def __init__(self, workers: Workers, hang_seconds: float, on_fenced: Callable[[ArgusError], None]) -> None:
-        self.workers, self.hang_seconds, self.on_fenced = workers, hang_seconds, on_fenced
+    def __init__(self, workers: Workers, recovery: RecoverySection, on_fenced: Callable[[ArgusError], None]) -> None:
+        self.workers, self.hang_seconds, self.on_fenced = workers, recovery.hang_seconds, on_fenced
+        self.lease_seconds = recovery.orphan_seconds
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -35,6 +46,7 @@ class Watch:
         watches = [self._engine(engines, number) for number in range(len(engines.members))]
         for fleet in (ranks, episodes):
             watches += [self._other(fleet, number) for number in range(len(fleet.members))]
+        watches.append(keep_alive(self.workers.actors, self.workers.position, self.lease_seconds))
         self.tasks = [asyncio.create_task(watch) for watch in watches]
 
     async def stop(self) -> None:

@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from argusrl.errors import FencedError
-from argusrl.journal.epochs import claim_epoch, newest_epoch, numbered
+from argusrl.errors import FencedError, StorageError
+from argusrl.journal.epochs import claim_epoch, newest_epoch, numbered, renew_epoch
 from argusrl.storage.sealed_json import read_sealed
 
 
@@ -40,3 +40,24 @@ def test_only_numbers_count(tmp_path):
         (tmp_path / name).touch()
     assert numbered(tmp_path, ".json") == [2, 10]
     assert numbered(tmp_path / "none") == []
+
+
+def test_a_renewal_that_storage_failed_after_its_name_was_there_is_no_rival(run, monkeypatch):
+    epoch = claim_epoch(run)
+
+    def failing(path):
+        raise OSError(5, "fsync failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("argusrl.storage.publish.fsync_path", failing)
+        with pytest.raises(StorageError):
+            renew_epoch(epoch)
+    assert newest_epoch(run) == 2
+    assert renew_epoch(epoch).number == 3
+    with pytest.raises(FencedError):  # a holder of before must not renew what another one renewed
+        renew_epoch(claim_epoch_of(epoch))
+
+
+def claim_epoch_of(epoch):
+    """The same number in the hands of a rival."""
+    return type(epoch)(epoch.run, epoch.number, "another nonce")

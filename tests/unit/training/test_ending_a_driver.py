@@ -39,6 +39,8 @@ class FakeRun:
     def needed_bytes(self) -> int:
         return 0
 
+    def phase(self, name: str) -> None: ...
+
     def say(self, kind: str, message: str, **_: object) -> None:
         self.events.append(kind)
 

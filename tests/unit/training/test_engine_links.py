@@ -176,6 +176,7 @@ def test_a_fault_of_the_request_is_not_one_of_the_engine():
 def test_an_engine_that_broke_inside_its_process_is_lost_as_well():
     class Broken(FakeEngineActor):
         async def _collect(self, epoch, client, confirmed):
+            await asyncio.sleep(0)
             (name,) = self.requests
             return 0, [Delivery(request_id=name, error=WorkerLost("the engine failed in a step"))]
 

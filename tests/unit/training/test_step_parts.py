@@ -124,7 +124,7 @@ def test_the_commit_names_what_a_replay_needs(tmp_path):
 
 def test_a_step_without_trajectories_has_a_plan_that_does_nothing():
     config = load_config(RECIPE, []).config
-    run = SimpleNamespace(config=config, workers=SimpleNamespace(ranks=SimpleNamespace(members=[None] * 2)), isolated_step=None)
+    run = SimpleNamespace(config=config, isolated_step=None, **vars(run_with_ranks(2)))
     orders = orders_of(plan_of([], [], run, 1), [], [])
     assert len(orders) == 2
     assert all(update.micro_batches == () for updates in orders for update in updates)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from argusrl.config.sections import RecoverySection
 from argusrl.errors import FencedError, WorkerLost
 from argusrl.rollout.engine import EngineProgress
 from argusrl.training import watch as module
-from argusrl.training.fleet import EngineFleet, EpisodeFleet, Member, Position, RankFleet
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Member, Position, RankFleet, Workers
 from argusrl.training.watch import Watch
 
 HANG_SECONDS = 0.1
@@ -23,7 +25,7 @@ class Remote:
         self.call = call
 
     def remote(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
+        return asyncio.ensure_future(self.call(*arguments))
 
 
 class Worker:
@@ -45,7 +47,7 @@ def watched(monkeypatch):
     monkeypatch.setattr("argusrl.training.fleet.kill", killed.append)
 
     def watch(kind: type, answer: Any, seconds: float = 3 * HANG_SECONDS) -> SimpleNamespace:
-        position = Position(3)
+        position = watch.position = Position(3)
 
         async def fine() -> Any:
             return EngineProgress()
@@ -60,10 +62,11 @@ def watched(monkeypatch):
         lost: list[Exception] = []
         engines.on_lost = lambda number, fault: lost.append(fault)
         fenced: list[Exception] = []
-        workers = SimpleNamespace(engines=engines, ranks=ranks, episodes=episodes, position=position)
+        workers = Workers(engines, ranks, episodes, position, Path(), [])
+        recovery = RecoverySection(hang_seconds=HANG_SECONDS)
 
         async def run() -> None:
-            watch = Watch(workers, HANG_SECONDS, fenced.append)
+            watch = Watch(workers, recovery, fenced.append)
             watch.start()
             await asyncio.sleep(seconds)
             await watch.stop()
@@ -143,3 +146,42 @@ def test_a_worker_of_a_newer_driver_fences_this_one(watched):
     found = watched(RankFleet, theirs)
     assert found.lost == []
     assert isinstance(found.fenced[0], FencedError)
+
+
+def test_a_question_that_an_own_new_epoch_overtook_is_not_a_rival(watched):
+    async def overtaken() -> Any:
+        watched.position.epoch += 1  # claimed while the question was on its way
+        raise RayTaskError("beat", "Traceback: …", FencedError("epoch 4 came first")).as_instanceof_cause()
+
+    found = watched(RankFleet, overtaken)
+    assert (found.lost, found.fenced) == ([], [])
+
+
+def test_a_watch_survives_a_worker_that_answers_nonsense(watched):
+    async def broken() -> Any:
+        raise RayTaskError("beat", "Traceback: …", KeyError("what")).as_instanceof_cause()
+
+    assert "KeyError" in str(watched(RankFleet, broken).lost[0])
+
+
+def test_standbys_and_those_that_start_keep_their_leases():
+    beats: list[tuple[str, int]] = []
+
+    def actor(name: str) -> Any:
+        return SimpleNamespace(beat=SimpleNamespace(remote=lambda epoch: beats.append((name, epoch))))
+
+    def fleet(cls: type, name: str) -> Any:
+        return cls([Member(0, actor(name))], lambda _: None, "id", Position(3), 5.0)
+
+    workers = Workers(fleet(EngineFleet, "e"), fleet(RankFleet, "r"), fleet(EpisodeFleet, "w"), Position(3), Path(), [])
+    workers.standbys.append(actor("standby"))
+
+    async def run() -> None:
+        task = asyncio.create_task(module.keep_alive(workers.actors, workers.position, 0.1))
+        await asyncio.sleep(0.015)
+        workers.position.epoch = 4
+        await asyncio.sleep(0.03)
+        task.cancel()
+
+    asyncio.run(run())
+    assert {(name, epoch) for name in ("e", "r", "w", "standby") for epoch in (3, 4)} == set(beats)

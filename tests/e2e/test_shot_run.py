@@ -11,7 +11,6 @@ from argusrl.recovery.failpoints import Plan, Shot, fired_shots, write_plan
 from argusrl.recovery.rehearse import compare_runs
 from argusrl.recovery.report import recovery_report, summary
 from argusrl.storage.layout import RunFolder
-
 from e2e.conftest import SMALL
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(420)]
