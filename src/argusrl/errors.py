@@ -28,6 +28,7 @@ class ArgusError(Exception):
     """Base class. `message` is shown as it is; `hint` says what to do."""
 
     exit_code = 1
+    member = ""  # the worker it is a fault of, where that is known: "rank 1"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)  # both in args: must survive pickling through Ray
@@ -89,7 +90,7 @@ class AdapterRefused(WorkerError):
 
 
 class WorkerLost(WorkerError):
-    """The worker's process is gone, or it does not answer any more. `member` names it: "rank 1"."""
+    """The worker's process is gone, or it does not answer any more."""
 
     def __init__(self, message: str, hint: str = "", member: str = "") -> None:
         super().__init__(message, hint)

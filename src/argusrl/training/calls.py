@@ -21,15 +21,18 @@ _CAUSE_CHARACTERS = 160  # of Ray's own explanation
 async def call(reference: Awaitable[T], deadline_seconds: float, method: str, member: str) -> T:
     """Await one remote call. Raises the worker's own ArgusError, WorkerLost if it died, DeadlineError if it hangs.
 
-    `method` and `member` ("rank 1") are for the messages.
+    `method` and `member` ("rank 1") are for the messages; every fault carries its member.
     """
     try:
         async with asyncio.timeout(deadline_seconds):  # wait_for of Python 3.11 swallows some cancellations
             return await reference
     except RayError as error:  # first: what a worker raised may be a TimeoutError as well
-        raise translate(error, method, member) from error
+        fault, cause = translate(error, method, member), error
     except TimeoutError as error:
-        raise DeadlineError(f"{member} did not answer within {deadline_seconds:.0f} s ({method})") from error
+        text = f"{member} did not answer within {deadline_seconds:.0f} s ({method})"
+        fault, cause = DeadlineError(text), error
+    fault.member = fault.member or member
+    raise fault from cause
 
 
 async def call_all(

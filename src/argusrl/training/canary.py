@@ -69,21 +69,27 @@ def verify(
     """Raises AdapterRefused when an engine's digest or canary is not that of `reference`."""
     tolerance = TOLERANCE[dtype]
     gap = 0.0
-    for engine, proof in enumerate(proofs):
+    for proof in proofs:
         if proof.sha256 != reference.sha256:
-            raise AdapterRefused(
-                f"engine {engine} serves tensors with digest {proof.sha256}, "
-                f"version {reference.version} is {reference.sha256}"
+            raise _refused(
+                proof, f"serves tensors with digest {proof.sha256}, version {reference.version} is {reference.sha256}"
             )
         difference = Difference.between(proof.canary, trainer)
         if not tolerance.times(difference) <= 1:  # NaN must not pass
-            raise AdapterRefused(
-                f"engine {engine} disagrees with the trainer about version {reference.version}: "
+            raise _refused(
+                proof,
+                f"disagrees with the trainer about version {reference.version}: "
                 f"log-probabilities of the canary differ by up to {difference.largest:.3g} "
                 f"(allowed {tolerance.largest:g}), {difference.mean:.3g} in the mean (allowed {tolerance.mean:g}); "
-                f"from the base model they differ by up to {Difference.between(proof.canary, base).largest:.3g}"
+                f"from the base model they differ by up to {Difference.between(proof.canary, base).largest:.3g}",
             )
         gap = max(gap, difference.largest)
     others = [base] if previous is None else [base, previous]
     visible = all(tolerance.times(Difference.between(trainer, other)) > _VISIBLE for other in others)
     return Verification(gap=gap, by_effect=visible)
+
+
+def _refused(proof: EngineProof, reason: str) -> AdapterRefused:
+    error = AdapterRefused(f"engine {proof.engine} {reason}")
+    error.member = f"engine {proof.engine}"
+    return error

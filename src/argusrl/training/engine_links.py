@@ -22,7 +22,7 @@ from argusrl.errors import ArgusError, EngineError, WorkerLost
 from argusrl.rollout.engine import SampleRequest, Span
 from argusrl.training.calls import translate
 
-_ABORT_SECONDS = 10.0
+_ABORT_SECONDS = 3.0  # less than a driver waits for this worker
 
 
 @dataclass(slots=True)

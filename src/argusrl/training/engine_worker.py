@@ -30,6 +30,7 @@ _BULK_SECONDS = 0.005  # what comes within this time travels together
 class EngineProof:
     """What an engine shows after it loaded an adapter."""
 
+    engine: int  # its place
     sha256: str  # logical digest of the tensors in its layers
     canary: list[float]  # [R] log-probabilities of the canary's reply under the adapter
 
@@ -178,7 +179,9 @@ class EngineWorker:
         """Show what the loaded version does to the canary."""
         self.fence.check(epoch, step)
         assert self._canary is not None
-        return EngineProof(sha256=self._sha256, canary=await self.engine.score(self._canary, version))
+        return EngineProof(
+            engine=self.place or 0, sha256=self._sha256, canary=await self.engine.score(self._canary, version)
+        )
 
     # ---- memory, progress
 

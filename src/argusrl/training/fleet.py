@@ -93,14 +93,20 @@ class Fleet:
 
     async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """A call to every worker with its own arguments."""
+        self._raise_losses()
         references = [self._start(actor, method, *own) for actor, own in zip(self.actors, arguments, strict=True)]
         return await call_all(references, self.deadline_seconds, method, self.names)
 
     async def _one(self, number: int, method: str, *arguments: Any, what: str = "") -> Any:
         """A call to one worker; numbers beyond the last start over."""
+        self._raise_losses()
         number %= len(self.members)
         reference = self._start(self.members[number].actor, method, *arguments)
         return await call(reference, self.deadline_seconds, what or method, self.name(number))
+
+    def _raise_losses(self) -> None:
+        for fault in self.losses.values():  # who takes its place knows nothing yet, and may wait for a node
+            raise fault
 
     def _start(self, actor: Any, method: str, *arguments: Any) -> Any:
         return getattr(actor, method).remote(self.position.epoch, self.position.step, *arguments)
@@ -206,11 +212,6 @@ class RankFleet(Fleet):
 
     noun = "rank"
     on_straggler: Callable[[str, float], None] | None = None
-
-    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        for fault in self.losses.values():  # who takes its place is in no group yet, and may wait for a node
-            raise fault
-        return await super()._each(method, arguments)
 
     async def connect(self, group: str, deadline_seconds: float) -> None:
         """Build the process group and the model on all ranks. Raises what a rank's start raised."""

@@ -110,6 +110,10 @@ class Healing:
                     fault = self.lost_again.pop(number, None)
                     if fault is None:
                         return
+                except StorageError as away:  # no fault of the engine
+                    logging.warning("%s: %s", name, away.message)
+                    await run.wait_for_storage()
+                    fault = self.lost_again.pop(number, None)
                 except ArgusError as again:
                     fault = self.lost_again.pop(number, again)
         except Exception as error:
@@ -203,6 +207,12 @@ class Healing:
             if isinstance(final, ArgusError):
                 run.give_up(final)  # or else the loop would take it for one more fault to heal
             raise final
+        if decision.action == "replace_engine":
+            engines = self.run.workers.engines
+            number = engines.names.index(member)
+            engines.serving.discard(number)
+            if number not in self.replacing:
+                self._replace_in_background(number, None)
         if kind == "sample":
             self.suspects.isolate()
         if decision.action == "quarantine":
@@ -238,11 +248,9 @@ class Healing:
         member = self._lost_member() or getattr(error, "member", "")
         if accused := self.suspects.accused_by_death(member):
             return "sample", accused, how_of(error)
-        message = getattr(error, "message", "")
-        for noun, kind in (("rank", "rank"), ("episode worker", "episode_worker"), ("engine", "engine")):
-            if member.startswith(noun) or (not member and message.startswith(noun)):
-                return kind, member or message.partition(":")[0], how_of(error)  # type: ignore[return-value]
-        return "rank", member or type(error).__name__, how_of(error)
+        kinds: dict[str, FaultKind] = {"rank": "rank", "episode worker": "episode_worker", "engine": "engine"}
+        kind = kinds.get(member.rpartition(" ")[0], "rank")
+        return kind, member or type(error).__name__, how_of(error)
 
     def _lost_member(self) -> str:
         """Who the watch found lost: its death explains what the others raise."""

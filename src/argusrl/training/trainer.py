@@ -109,8 +109,18 @@ async def _steps(run: Run, sinks: Sinks) -> Outcome:
         metrics["time/commit_seconds"] = run.commit_seconds
         await _evaluate_if_due(run, best, sinks, metrics)
         _collect(run, best)
-    await run.workers.ranks.finish_checkpoint()
+    await _finish_last_checkpoint(run)
     return Outcome(steps=run.state.step)
+
+
+async def _finish_last_checkpoint(run: Run) -> None:
+    """The last step has its checkpoint, also where writing it failed before a fault was healed."""
+    await run.workers.ranks.finish_checkpoint()
+    head = run.chain.head()
+    assert head is not None
+    if not any(checkpoint.step == head.step for checkpoint in durable_checkpoints(run.folder, run.chain)):
+        await run.checkpoint(head)
+        await run.workers.ranks.finish_checkpoint()
 
 
 async def bring_to_life(run: Run) -> None:

@@ -12,7 +12,10 @@ BASE, OLD, NEW = [-1.0, -2.0], [-1.1, -2.2], [-1.2, -2.4]
 
 
 def check(engine, *, sha256="new", base=BASE, previous=OLD, dtype="float32"):
-    proofs = [EngineProof(sha256="new", canary=NEW), EngineProof(sha256=sha256, canary=engine)]
+    proofs = [
+        EngineProof(engine=0, sha256="new", canary=NEW),
+        EngineProof(engine=1, sha256=sha256, canary=engine),
+    ]
     return verify(REF, proofs, trainer=NEW, base=base, previous=previous, dtype=dtype)
 
 
@@ -47,7 +50,7 @@ def test_bfloat16_allows_for_its_rounding():
 def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
     def off_by(difference):
         trainer = [-1.0] * 16
-        proof = EngineProof(sha256="new", canary=[-1.0 - difference, *trainer[1:]])
+        proof = EngineProof(engine=0, sha256="new", canary=[-1.0 - difference, *trainer[1:]])
         return verify(REF, [proof], trainer=trainer, base=[-2.0] * 16, previous=None, dtype="bfloat16")
 
     assert off_by(0.4).by_effect
@@ -57,12 +60,12 @@ def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
 
 def test_nothing_is_proven_by_a_trainer_that_has_no_number():
     trainer = [float("nan"), -2.4]
-    proofs = [EngineProof(sha256="new", canary=trainer)]
+    proofs = [EngineProof(engine=0, sha256="new", canary=trainer)]
     with pytest.raises(AdapterRefused):
         verify(REF, proofs, trainer=trainer, base=BASE, previous=OLD, dtype="float32")
 
 
 def test_the_first_version_has_only_the_base_to_differ_from():
-    proofs = [EngineProof(sha256="new", canary=BASE)]
+    proofs = [EngineProof(engine=0, sha256="new", canary=BASE)]
     assert not verify(REF, proofs, trainer=BASE, base=BASE, previous=None, dtype="float32").by_effect
     assert check(NEW, previous=None).by_effect
