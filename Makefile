@@ -1,6 +1,6 @@
 # make quickstart   set up (once, about three minutes), then train the quickstart recipe
 # make test         set up, then all tests
-# make test-faults  every seed of the simulation, every system call of the sweep (about half an hour on two cores)
+# make test-faults  every seed of the simulation, every system call of the sweep and 50 shots at real runs (an hour or two)
 # make check        formatting, lint, types, import layers, shape of the code
 # make models       make the tiny checkpoints in models/ again (some minutes; docs/tiny_model.md)
 # make lock         recompile requirements/cpu.txt after a change of pyproject.toml

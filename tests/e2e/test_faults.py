@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from argusrl.journal.commits import CommitChain
@@ -16,6 +17,7 @@ from argusrl.journal.verify import verify_run
 from argusrl.observe.events import read_events
 from argusrl.storage.layout import RunFolder
 from e2e.conftest import QUICKSTART, ROOT, SMALL, command, environment
+from e2e.test_train import driver_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -77,9 +79,14 @@ def test_a_run_folder_that_goes_away_and_comes_back(calm, runs):
 def test_two_drivers_of_one_run_make_one_history(calm, runs):
     run = Started(runs, "two")
     run.until(lambda: run.playing(1))
-    second = run.start()
-    codes = [run.end(), run.end(second)]
-    assert codes == [8, 0], run.log.read_text()
+    paused = [psutil.Process(run.process.pid), driver_of(run.process)]
+    for process in paused:
+        process.suspend()
+    first, run.process = run.process, run.start()
+    run.until(run.folder.commit(2).exists)
+    for process in paused:
+        process.resume()
+    assert [run.end(first), run.end()] == [8, 0], run.log.read_text()
     assert "another argusrl train drives this run now" in run.log.read_text()
     assert verify_run(run.folder) == []
     assert same_end(run.folder, calm)

@@ -57,7 +57,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, history: Iterable[Row] = ()) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # never its parents: nothing may take the place of a run folder that is away
         for stale in folder.glob("events.out.tfevents.*"):
             stale.unlink()
         self._writer = EventFileWriter(str(folder))
