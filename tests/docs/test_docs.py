@@ -85,7 +85,7 @@ def test_commands_exist(place: str, line: str) -> None:
     if words[0] == "argusrl":
         _parse(words[1:], place)
     elif words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         wanted = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
         assert set(wanted) <= set(targets), place
     else:
