@@ -1,10 +1,10 @@
 """Shoot at runs of a small recipe, many times, and compare each with the undisturbed run: prints the figures as JSON.
 
-    python benchmarks/recovery.py [--shots 50] [--seed 0] [--out runs/recovery] [--recipe recipes/quickstart.yaml]
+    python benchmarks/recovery.py [--shots 50] [--seed 0] [--out runs/recovery] [--recipe RECIPE] [changes to it]
 
-Every run takes STEPS steps, and a shot in every second one: engine, rank, episode worker and driver in turn, at
-every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults during the
-recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies finished under
+Every run takes --steps steps, and a shot in every second one (--spacing): engine, rank, episode worker and driver in
+turn, at every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults
+during the recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies finished under
 --out is not repeated, and an interrupted run goes on. Exit code 0 if every step of every run has the digests of the
 undisturbed run, the checker finds nothing, and nothing finished was lost.
 """
@@ -23,19 +23,16 @@ from argusrl.config.sections import Config
 from argusrl.errors import Interrupted
 from argusrl.journal.verify import verify_run
 from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, How, Plan, read_plan, write_plan
-from argusrl.recovery.rehearse import compare_runs, draw_plan
+from argusrl.recovery.rehearse import FIRST_STEP, compare_runs, draw_plan
 from argusrl.recovery.report import recovery_report, summary
 from argusrl.recovery.resume import choose_run, create_run, is_finished
 from argusrl.recovery.supervisor import supervise
 from argusrl.storage.layout import RunFolder
 
-STEPS = 18
-FIRST_FAULTS = 8  # per run
-SECOND_FAULTS = 2
+SECOND_FAULTS = 2  # per run, while shots are close to each other
 POINTS = (*STEP_POINTS, "evaluating")
 HOWS: tuple[How, ...] = ("kill", "kill", "kill", "stop")
 OVERRIDES = [
-    f"algorithm.num_steps={STEPS}",
     "algorithm.prompts_per_step=8",
     "data.heldout_size=16",
     "evaluate.every_steps=3",
@@ -52,7 +49,7 @@ def finished_run(
 ) -> RunFolder | None:
     """The folder of a run that has ended, played now if it had not; None if it failed. Raises Interrupted."""
     place = [f"run.root={out}", f"run.name={name}", f"cluster.slots={slots}"]
-    config: Config = load_config(recipe, [*OVERRIDES, *overrides, *place]).config
+    config: Config = load_config(recipe, [*OVERRIDES, *place, *overrides]).config
     folder = RunFolder(out.absolute() / name)
     if folder.config.exists() and is_finished(folder, config):
         return folder
@@ -75,32 +72,37 @@ def main() -> int:
     parser.add_argument("--shots", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=18, help="of each run")
+    parser.add_argument("--spacing", type=int, default=2, help="steps from one shot to the next")
     parser.add_argument("--out", type=Path, default=Path("runs/recovery"))
     parser.add_argument("overrides", nargs="*", help="changes to the recipe")
     options = parser.parse_args()
-    runs = -(-options.shots // (FIRST_FAULTS + SECOND_FAULTS))
+    overrides = [f"algorithm.num_steps={options.steps}", *options.overrides]
+    first_faults = (options.steps - FIRST_STEP) // options.spacing
+    second_faults = SECOND_FAULTS if options.spacing <= 2 else 0
+    runs = -(-options.shots // (first_faults + second_faults))
     calm: dict[int, RunFolder] = {}
     reports, calm_reports, problems, differences = [], [], [], []
     steps = equal = fired = 0
     for number in range(runs):
         slots = options.slots[number % len(options.slots)]
         if slots not in calm:
-            undisturbed = finished_run(options.recipe, options.out, f"calm-{slots}", slots, options.overrides, None)
+            undisturbed = finished_run(options.recipe, options.out, f"calm-{slots}", slots, overrides, None)
             if undisturbed is None:
                 return 1
             calm[slots] = undisturbed
             calm_reports.append(recovery_report(undisturbed))
         plan = draw_plan(
             VICTIMS,
-            FIRST_FAULTS,
+            first_faults,
             options.seed * 1000 + number,
             hows=HOWS,
             points=POINTS,
-            second_faults=SECOND_FAULTS,
-            spacing=2,  # so that one fault is over before the next one
+            second_faults=second_faults,
+            spacing=options.spacing,
         )
         name = f"shot-{options.seed}-{number}"
-        folder = finished_run(options.recipe, options.out, name, slots, options.overrides, plan)
+        folder = finished_run(options.recipe, options.out, name, slots, overrides, plan)
         if folder is None:
             problems.append(f"{name} did not complete")
             continue
@@ -113,7 +115,7 @@ def main() -> int:
     figures = summary(reports, calm_reports[0].cold_start_seconds)
     report = {
         "runs": runs,
-        "shots": runs * (FIRST_FAULTS + SECOND_FAULTS),
+        "shots": runs * (first_faults + second_faults),
         "fired": fired,
         "equivalent": equal / steps if steps else 0.0,
         "differences": differences,
