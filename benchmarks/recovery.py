@@ -4,9 +4,9 @@
 
 Every run takes --steps steps, and a shot in every second one (--spacing): engine, rank, episode worker and driver in
 turn, at every named point, killed (or now and then stopped, so that only a deadline finds it), plus second faults
-during the recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies finished under
---out is not repeated, and an interrupted run goes on. Exit code 0 if every step of every run has the digests of the
-undisturbed run, the checker finds nothing, and nothing finished was lost.
+during the recovery from a first one. Runs alternate between one slot and two. The corpus is resumable: what lies
+finished under --out is not repeated, and an interrupted run goes on. Exit code 0 if every step of every run has the
+digests of the undisturbed run, the checker finds nothing, and nothing finished was lost.
 """
 
 from __future__ import annotations
