@@ -14,7 +14,7 @@ from argusrl.errors import ArgusError, DeadlineError, SampleError, WorkerError, 
 
 T = TypeVar("T")
 
-SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 5.0
 _CAUSE_CHARACTERS = 160  # of Ray's own explanation
 
 

@@ -27,7 +27,7 @@ from argusrl.journal.commits import Adopted
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
 from argusrl.training.bring_up import Hiring
-from argusrl.training.fleet import EngineFleet, Fleet, kill
+from argusrl.training.fleet import EngineFleet, Fleet, RankFleet, kill
 from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
 from argusrl.training.rank_worker import RankStatus
@@ -351,7 +351,8 @@ class Healing:
         member = fleet.members[number]
         fresh = member.fresh
         deadline = self._start_seconds() if fresh else self.run.config.recovery.hang_seconds
-        if not fresh and await self.nodes.lost_lately():  # nothing frees it from a collective with a hung node
+        stuck = isinstance(fleet, RankFleet) and bool(fleet.losses)
+        if not fresh and (stuck or await self.nodes.lost_lately()):  # it may wait for ever for one that is lost
             deadline = min(deadline, _STUCK_SECONDS)
         try:
             answer = await fleet.attach(number, deadline)
