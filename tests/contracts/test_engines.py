@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from argusrl.errors import AdapterRefused, EngineError
+from argusrl.errors import AdapterRefused, EngineError, WorkerLost
 from argusrl.rollout.engine import EngineSettings, SampleRequest
 from argusrl.rollout.sequences import RunningSequence
 from argusrl.storage.digests import logical_digest
@@ -263,10 +263,12 @@ class TestVllmThatDies:
             async def work() -> None:
                 calls = (case.sample(case.request(prompt=number)) for number in range(3))
                 for outcome in await asyncio.gather(*calls, return_exceptions=True):
-                    assert isinstance(outcome, EngineError)
+                    assert isinstance(outcome, WorkerLost)
                     assert "out of memory" in str(outcome)
-                with pytest.raises(EngineError, match="out of memory"):
+                with pytest.raises(WorkerLost, match="out of memory"):
                     await case.engine.score(case.canary(), None)
+                with pytest.raises(WorkerLost, match="out of memory"):  # what a watch asks
+                    await case.engine.progress()
 
             case.run(work())
 
