@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from argusrl.journal.verify import verify_run
+from argusrl.storage import publish
 from argusrl.storage.layout import RunFolder
 from faults.small_driver import SmallDriver, broken_promises, logical_content
 
@@ -103,6 +104,7 @@ def judge(root: Path, ended: subprocess.CompletedProcess[str], undisturbed: list
     if run.config.exists():
         wrong += [f"before the resume: {problem}" for problem in verify_run(run)]
     wrong += [f"before the resume: {promise}" for promise in broken_promises(run, said)]
+    publish._settled.clear()  # the driver that resumes stands for another process: it knows no folder yet
     SmallDriver(run, lambda *words: said.append(list(words))).drive()
     wrong += verify_run(run)
     wrong += broken_promises(run, said)
