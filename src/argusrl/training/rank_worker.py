@@ -62,14 +62,6 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """What a rank is doing, answered beside its work. It changes while the rank works."""
-
-    busy: bool
-    progress: int  # grows with every micro-batch and every call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """What a driver finds when it attaches to a rank."""
 
@@ -96,15 +88,12 @@ class RankWorker:
         self._store: Any = None
         self._canary: tuple[Any, list[bytes]] | None = None
         self._checkpoint: Any = None
-        self._progress = 0
-        self._busy = False
 
     @ray.method(concurrency_group="beat")
-    def beat(self, epoch: int) -> Beat:
+    def beat(self, epoch: int) -> None:
         """Answers at once, whatever the rank is doing."""
         self.fence.check_epoch(epoch)
         self.lease.renew()
-        return Beat(busy=self._busy, progress=self._progress)
 
     @ray.method(concurrency_group="beat")
     def die(self, epoch: int, shot: int, how: How) -> None:
@@ -156,7 +145,6 @@ class RankWorker:
         self._enter(epoch, step)
         from argusrl.policy.policy import ANOTHER_REFUSED
 
-        self._busy = True
         try:
             started = time.monotonic()
             self.policy.check_state()
@@ -179,8 +167,6 @@ class RankWorker:
         except Exception:
             self._group = ""  # a collective failed: nobody can work in this group any more
             raise
-        finally:
-            self._busy = False
         self._note_suspects(step, ())
         return replace(report, own_seconds=report.own_seconds + hashing_seconds)
 
@@ -233,7 +219,6 @@ class RankWorker:
 
     def _note_suspects(self, step: int, keys: Sequence[str]) -> None:
         """Say what is being computed, for the driver of a rank that dies in it. It has to survive this process only."""
-        self._progress += 1
         self._suspects = tuple(keys)
         path = self.folder.suspect(self._rank)
         with suppress(OSError):  # a full disk is noticed where it matters
