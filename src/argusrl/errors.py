@@ -5,6 +5,7 @@ ArgusError                 1   anything below; says what is wrong, with the valu
 |- DataError               3   data set, image or row is unusable
 |- ModelError              4   model folder, adapter or processor is unusable
 |- StorageError            5   run root not writable, disk full, no atomic rename or link
+|  |- StorageUnusable         it stayed away until the deadline, or cannot hold runs
 |  `- CorruptionError      6   bytes do not match their digest
 |- ClusterError            7   Ray, placement, device or port
 |  `- NodesMissing            nodes were lost and nothing took their place in time
@@ -22,6 +23,7 @@ ArgusError                 1   anything below; says what is wrong, with the valu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 
 class ArgusError(Exception):
@@ -34,6 +36,11 @@ class ArgusError(Exception):
         super().__init__(message, hint)  # both in args: must survive pickling through Ray
         self.message = message
         self.hint = hint
+
+    def of(self, member: str) -> Self:
+        """Name the worker, unless it is named already; this error."""
+        self.member = self.member or member
+        return self
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
@@ -59,6 +66,10 @@ class ModelError(ArgusError):
 
 class StorageError(ArgusError):
     exit_code = 5
+
+
+class StorageUnusable(StorageError):
+    """The run folder stayed away until the deadline of the recipe, or cannot hold runs: waiting again is of no use."""
 
 
 class CorruptionError(StorageError):
@@ -91,11 +102,6 @@ class AdapterRefused(WorkerError):
 
 class WorkerLost(WorkerError):
     """The worker's process is gone, or it does not answer any more."""
-
-    def __init__(self, message: str, hint: str = "", member: str = "") -> None:
-        super().__init__(message, hint)
-        self.args = (message, hint, member)
-        self.member = member
 
 
 class NumericsError(ArgusError):

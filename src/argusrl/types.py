@@ -9,7 +9,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class StopReason(StrEnum):
@@ -34,11 +38,14 @@ class Image:
     data: bytes
     width: int  # pixels
     height: int  # pixels
+    _sha256: str = field(default="", init=False, repr=False, compare=False)  # once somebody asked for it
 
     @property
     def sha256(self) -> str:
         """Hex digest of the encoded bytes."""
-        return hashlib.sha256(self.data).hexdigest()
+        if not self._sha256:
+            object.__setattr__(self, "_sha256", hashlib.sha256(self.data).hexdigest())
+        return self._sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +156,7 @@ class TrajectoryRef:
     image_patches: int  # vision patches before merging, 0 for text only
     adapter_version: int
     truncated: bool
+    first_prompt_tokens: int = 0  # of prompt_tokens, those of the first turn: a group computes them once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +179,11 @@ class AdapterRef:
     path: str  # relative to the run folder, e.g. "adapters/v000012.e0003"
     sha256: str  # logical digest: over names, shapes, dtypes and bytes of the tensors in name order
     file_sha256: str  # of adapter_model.safetensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFiles:
+    """What the files of an adapter version hold, in memory: engines load it from here while the folder is written."""
+
+    config: bytes  # adapter_config.json; empty in full-parameter training
+    tensors: NDArray[np.uint8]  # [bytes] the whole safetensors file; processes share it, so it may be read-only

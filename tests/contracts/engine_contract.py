@@ -22,8 +22,7 @@ from safetensors.numpy import save_file
 from argusrl.errors import AdapterRefused, EngineError
 from argusrl.rollout.engine import Canary, Completion, Engine, EngineImage, EngineSettings, SampleRequest, Span
 from argusrl.storage.digests import logical_digest, sha256_file
-from argusrl.storage.manifest import write_manifest
-from argusrl.types import AdapterRef, StopReason
+from argusrl.types import AdapterFiles, AdapterRef, StopReason
 
 PIXELS = 64
 
@@ -81,8 +80,8 @@ class EngineCase:
 
     def publish(
         self, *, rename: Callable[[str], str] = str, rank: int | None = None, poison: float | None = None
-    ) -> tuple[AdapterRef, Path]:
-        """A fresh random adapter of the next version, published as a run does."""
+    ) -> tuple[AdapterRef, AdapterFiles]:
+        """A fresh random adapter of the next version, as a run hands it over: in memory that nobody may write to."""
         version = next(self.versions)
         folder = self.folder / f"v{version:06d}"
         folder.mkdir()
@@ -100,15 +99,13 @@ class EngineCase:
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": self.settings.lora_alpha, "bias": "none"}
         config["target_modules"] = sorted({module.rpartition(".")[2] for module in self.lora_shapes})
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        write_manifest(folder, {})
         digest = logical_digest((name, "float32", one.shape, one.tobytes()) for name, one in tensors.items())
-        return AdapterRef(
-            version=version, epoch=1, path=folder.name, sha256=digest, file_sha256=sha256_file(file)
-        ), folder
+        ref = AdapterRef(version=version, epoch=1, path=folder.name, sha256=digest, file_sha256=sha256_file(file))
+        return ref, files_of(folder, "adapter_model.safetensors")
 
     async def load(self) -> AdapterRef:
-        ref, folder = self.publish()
-        assert await self.engine.load_adapter(ref, folder) == ref.sha256
+        ref, files = self.publish()
+        assert await self.engine.load_adapter(ref, files) == ref.sha256
         return ref
 
 
@@ -292,27 +289,13 @@ class EngineContract:
 
     def test_loading_the_live_version_again_changes_nothing(self, case: EngineCase) -> None:
         async def work() -> None:
-            ref, folder = case.publish()
-            assert await case.engine.load_adapter(ref, folder) == ref.sha256
-            assert await case.engine.load_adapter(ref, folder) == ref.sha256
+            ref, files = case.publish()
+            assert await case.engine.load_adapter(ref, files) == ref.sha256
+            assert await case.engine.load_adapter(ref, files) == ref.sha256
 
         case.run(work())
 
-    def test_requests_under_way_finish_under_their_own_version(self, case: EngineCase) -> None:
-        async def work() -> None:
-            older = await case.load()
-            request = case.request(tuple(range(8)), temperature=2.0, max_tokens=60, adapter_version=older.version)
-            undisturbed = await case.sample(request)
-            under_way = asyncio.create_task(case.sample(request))
-            await until_running(case.engine)
-            newer = await case.load()
-            beside = await case.sample(replace(request, adapter_version=newer.version))
-            assert await under_way == undisturbed
-            assert beside != undisturbed
-
-        case.run(work())
-
-    @pytest.mark.parametrize("fault", ["renamed", "truncated", "rank", "nan", "digest", "manifest", "missing"])
+    @pytest.mark.parametrize("fault", ["renamed", "truncated", "rank", "nan", "digest", "config"])
     def test_a_bad_adapter_is_refused_and_the_version_before_is_still_served(
         self, case: EngineCase, fault: str
     ) -> None:
@@ -320,9 +303,9 @@ class EngineContract:
             good = await case.load()
             request = case.request((1, 2), adapter_version=good.version)
             before = await case.sample(request)
-            ref, folder = bad_adapter(case, fault)
+            ref, files = bad_adapter(case, fault)
             with pytest.raises(AdapterRefused, match=f"version {ref.version}"):
-                await case.engine.load_adapter(ref, folder)
+                await case.engine.load_adapter(ref, files)
             assert await case.sample(request) == before
             assert (await case.engine.progress()).adapter_version == good.version
             with pytest.raises(EngineError, match=str(ref.version)):
@@ -358,17 +341,17 @@ class EngineContract:
             await call
             before = await case.sample(case.request())
             await case.engine.sleep()
-            ref, folder = case.publish()
+            ref, files = case.publish()
             with pytest.raises(EngineError, match="asleep"):
                 await case.sample(case.request())
             with pytest.raises(EngineError, match="asleep"):
-                await case.engine.load_adapter(ref, folder)
+                await case.engine.load_adapter(ref, files)
             with pytest.raises(EngineError, match="weights"):
                 await case.engine.wake_cache()
             await case.engine.wake_weights()
             with pytest.raises(EngineError, match="cache"):
                 await case.sample(case.request())
-            await case.engine.load_adapter(ref, folder)
+            await case.engine.load_adapter(ref, files)
             await case.engine.wake_cache()
             assert await case.sample(case.request()) == before
             assert await case.sample(case.request(adapter_version=ref.version))
@@ -398,6 +381,47 @@ class EngineContract:
             assert after.prompt_tokens - before.prompt_tokens == 3 * len(case.request().expanded_ids)
             assert after.running_requests == 0
             assert after.steps - before.steps >= max(len(reply.response_ids) for reply in replies)
+
+        case.run(work())
+
+
+class SeveralVersionsContract(EngineContract):
+    """Of an engine that serves an older version beside the newest one while requests under it run."""
+
+    def test_requests_under_way_finish_under_their_own_version(self, case: EngineCase) -> None:
+        async def work() -> None:
+            older = await case.load()
+            request = case.request(tuple(range(8)), temperature=2.0, max_tokens=60, adapter_version=older.version)
+            undisturbed = await case.sample(request)
+            under_way = asyncio.create_task(case.sample(request))
+            await until_running(case.engine)
+            newer = await case.load()
+            beside = await case.sample(replace(request, adapter_version=newer.version))
+            assert await under_way == undisturbed
+            assert beside != undisturbed
+
+        case.run(work())
+
+
+class OneVersionContract(EngineContract):
+    """Of an engine whose weights are the version: requests under other weights do not run side by side."""
+
+    def test_nothing_is_loaded_and_no_other_version_sampled_while_requests_run(self, case: EngineCase) -> None:
+        async def work() -> None:
+            live = await case.load()
+            request = case.request(tuple(range(8)), temperature=2.0, max_tokens=100, adapter_version=live.version)
+            undisturbed = await case.sample(request)
+            under_way = asyncio.create_task(case.sample(request))
+            await until_running(case.engine)
+            newer, files = case.publish()
+            with pytest.raises(EngineError, match=r"while \d sequences run"):
+                await case.engine.load_adapter(newer, files)
+            with pytest.raises(EngineError, match=r"while \d sequences run"):
+                await case.sample(replace(request, adapter_version=None))
+            assert await under_way == undisturbed
+            assert (await case.engine.progress()).adapter_version == live.version
+            await case.engine.load_adapter(newer, files)
+            assert await case.sample(replace(request, adapter_version=newer.version)) != undisturbed
 
         case.run(work())
 
@@ -432,24 +456,26 @@ def continued(request: SampleRequest, seed: int, reply: Completion, cut: int) ->
     )
 
 
-def bad_adapter(case: EngineCase, fault: str) -> tuple[AdapterRef, Path]:
+def files_of(folder: Path, name: str) -> AdapterFiles:
+    """What the engine gets: the safetensors file as memory that nobody may write to, as shared memory is."""
+    config = folder / "adapter_config.json"
+    tensors = np.frombuffer((folder / name).read_bytes(), np.uint8)
+    return AdapterFiles(config=config.read_bytes() if config.exists() else b"", tensors=tensors)
+
+
+def bad_adapter(case: EngineCase, fault: str) -> tuple[AdapterRef, AdapterFiles]:
     if fault == "renamed":  # names that a lenient loader skips without a word
         return case.publish(rename=lambda name: name.replace("layers.", "blocks."))
     if fault == "rank":
         return case.publish(rank=8)
     if fault == "nan":
         return case.publish(poison=math.nan)
-    ref, folder = case.publish()
-    file = folder / "adapter_model.safetensors"
+    ref, files = case.publish()
     if fault == "digest":
-        return replace(ref, sha256="0" * 64), folder
+        return replace(ref, sha256="0" * 64), files
     if fault == "truncated":
-        file.write_bytes(file.read_bytes()[:-100])
-    elif fault == "manifest":
-        (folder / "manifest.json").unlink()
-    else:
-        file.unlink()
-    return ref, folder
+        return ref, replace(files, tensors=files.tensors[:-100])
+    return ref, replace(files, config=files.config[:-1])
 
 
 async def until_running(engine: Engine) -> None:

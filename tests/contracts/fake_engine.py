@@ -9,17 +9,15 @@ import math
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
-from argusrl.errors import AdapterRefused, CorruptionError, EngineError
+from argusrl.errors import AdapterRefused, EngineError
 from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.storage.digests import logical_digest
-from argusrl.storage.manifest import has_manifest, read_manifest
-from argusrl.types import AdapterRef, StopReason
+from argusrl.types import AdapterFiles, AdapterRef, StopReason
 
 
 @dataclass
@@ -98,11 +96,11 @@ class FakeEngine:
             ids.append(token)
         return scores
 
-    async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:
+    async def load_adapter(self, ref: AdapterRef, files: AdapterFiles) -> str:
         if self._state == "asleep":
             raise EngineError("the engine is asleep")
         if ref != self._live:
-            problem = self._problem(ref, folder)
+            problem = self._problem(ref, files)
             if problem:
                 raise AdapterRefused(f"adapter version {ref.version}: {problem}")
             self._live = ref
@@ -184,14 +182,11 @@ class FakeEngine:
         total = math.log(sum(math.exp(one) for one in logits))
         return {token: logit - total for token, logit in enumerate(logits)}
 
-    def _problem(self, ref: AdapterRef, folder: Path) -> str | None:
+    def _problem(self, ref: AdapterRef, files: AdapterFiles) -> str | None:
         try:
-            if not has_manifest(folder):
-                return "it has no manifest"
-            read_manifest(folder)
-            tensors = load_file(folder / "adapter_model.safetensors")
-            rank = json.loads((folder / "adapter_config.json").read_text())["r"]
-        except (CorruptionError, SafetensorError, OSError) as error:
+            tensors = load(bytes(files.tensors))
+            rank = json.loads(files.config)["r"]
+        except (SafetensorError, ValueError) as error:
             return str(error)
         if rank != self._settings.lora_rank:
             return f"rank {rank} is not {self._settings.lora_rank}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,39 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from argusrl.errors import AdapterRefused, EngineError, WorkerLost
-from argusrl.rollout.engine import EngineSettings, SampleRequest
 from argusrl.rollout.sequences import RunningSequence
 from argusrl.storage.digests import logical_digest
-from argusrl.storage.manifest import write_manifest
-from argusrl.types import AdapterRef
-from contracts.engine_contract import PIXELS, EngineCase, EngineContract, continued_from_everywhere
+from argusrl.types import AdapterFiles, AdapterRef
+from contracts.engine_contract import (
+    EngineCase,
+    SeveralVersionsContract,
+    continued_from_everywhere,
+    files_of,
+)
 from contracts.fake_engine import FakeEngine
-
-RANK, ALPHA = 16, 24.0  # a scale that is no power of two must be undone exactly, too
-END, BANNED = 2, (0, 1, 3, 4, 5, 6, 7)
-
-
-def settings(model: str) -> EngineSettings:
-    return EngineSettings(
-        model=model,
-        dtype="float32",
-        device="cpu",
-        max_tokens=256,
-        max_images=2,
-        lora_rank=RANK,
-        lora_alpha=ALPHA,
-        banned_ids=BANNED,
-        end_ids=(END,),
-        cache_bytes=64 << 20,
-        gpu_memory_share=0.5,
-        max_sequences=64,
-        eager=True,
-        tensor_parallel=1,
-    )
+from contracts.vllm_case import Reference, running_vllm, settings
 
 
 @contextmanager
@@ -68,7 +47,7 @@ def running_fake(folder: Path) -> Iterator[EngineCase]:
     asyncio.run(engine.close())
 
 
-class TestFakeEngine(EngineContract):
+class TestFakeEngine(SeveralVersionsContract):
     @pytest.fixture
     def case(self, tmp_path: Path) -> Iterator[EngineCase]:
         with running_fake(tmp_path) as case:
@@ -81,50 +60,8 @@ class TestFakeEngine(EngineContract):
             other.run(continued_from_everywhere(other, request, replies))
 
 
-@contextmanager
-def running_vllm(tiny_model: Path, folder: Path, **changes: Any) -> Iterator[EngineCase]:
-    """vLLM with the tiny model; closed afterwards."""
-    pytest.importorskip("vllm")
-    from argusrl.rollout.vllm_engine import VllmEngine
-
-    config = json.loads((tiny_model / "config.json").read_text())
-    text, vision = config["text_config"], config["vision_config"]
-    hidden, inner = text["hidden_size"], text["intermediate_size"]
-    query, key = (text[f"num_{kind}_heads"] * text["head_dim"] for kind in ("attention", "key_value"))
-    sizes = {
-        "self_attn.q_proj": (hidden, query),
-        "self_attn.k_proj": (hidden, key),
-        "self_attn.v_proj": (hidden, key),
-        "self_attn.o_proj": (query, hidden),
-        "mlp.gate_proj": (hidden, inner),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
-    }
-    chosen = replace(settings(str(tiny_model)), **changes)
-    engine = VllmEngine.start(chosen)
-    case = EngineCase(
-        engine=engine,
-        settings=chosen,
-        image_start=config["vision_start_token_id"],
-        image_pad=config["image_token_id"],
-        image_end=config["vision_end_token_id"],
-        tokens_per_image=(PIXELS // (vision["patch_size"] * vision["spatial_merge_size"])) ** 2,
-        text_ids=range(20, text["vocab_size"] - 50),
-        lora_shapes={
-            f"model.language_model.layers.{layer}.{name}": size
-            for layer in range(text["num_hidden_layers"])
-            for name, size in sizes.items()
-        },
-        folder=folder,
-    )
-    yield case
-    case.run(engine.close())
-    with pytest.raises(EngineError, match="closed"):
-        case.run(case.sample(case.request()))
-
-
 @pytest.mark.engine
-class TestVllmEngine(EngineContract):
+class TestVllmEngine(SeveralVersionsContract):
     @pytest.fixture(scope="class")
     @classmethod
     def case(cls, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCase]:
@@ -137,10 +74,11 @@ class TestVllmEngine(EngineContract):
         adapters = worker.model_runner.lora_manager._adapter_manager
         ref = case.run(case.load())
         (slot,) = [one for one in adapters.lora_index_to_id if one is not None]
+        files = files_of(case.folder / f"v{ref.version:06d}", "adapter_model.safetensors")
         layer = next(one for name, one in adapters.modules.items() if name.endswith("o_proj"))
-        assert "problem" not in worker.argusrl_prove_adapter(slot, str(case.folder / f"v{ref.version:06d}"))
+        assert "problem" not in worker.argusrl_prove_adapter(slot, files.config, files.tensors)
         layer.lora_b_stacked[0][adapters.lora_index_to_id.index(slot), 0, 0, 0] += 1
-        assert "o_proj" in worker.argusrl_prove_adapter(slot, str(case.folder / f"v{ref.version:06d}"))["problem"]
+        assert "o_proj" in worker.argusrl_prove_adapter(slot, files.config, files.tensors)["problem"]
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     @pytest.mark.parametrize("adapted", [False, True])
@@ -166,7 +104,7 @@ class TestVllmFullParameters:
         with running_vllm(tiny_model, tmp_path_factory.mktemp("weights"), lora_rank=None) as case:
             yield case
 
-    def publish(self, case: EngineCase, *, without: str = "\0") -> tuple[AdapterRef, Path]:
+    def publish(self, case: EngineCase, *, without: str = "\0") -> tuple[AdapterRef, AdapterFiles]:
         """The language model's weights with noise, as full-parameter training publishes them."""
         version = next(case.versions)
         folder = case.folder / f"v{version:06d}"
@@ -179,20 +117,19 @@ class TestVllmFullParameters:
             if ".language_model." in name and without not in name
         }
         save_file(tensors, folder / "model.safetensors")
-        write_manifest(folder, {})
         digest = logical_digest((name, "float32", one.shape, one.numpy().tobytes()) for name, one in tensors.items())
         ref = AdapterRef(version=version, epoch=1, path=folder.name, sha256=digest, file_sha256="")
-        return ref, folder
+        return ref, files_of(folder, "model.safetensors")
 
     def test_new_weights_are_served_and_nothing_of_the_old_ones_is_left_in_a_cache(self, case: EngineCase) -> None:
         request = case.request(tuple(range(4)), images=2)
         base = case.run(case.sample(request))
         for _ in range(2):
-            ref, folder = self.publish(case)
-            assert case.run(case.engine.load_adapter(ref, folder)) == ref.sha256
+            ref, files = self.publish(case)
+            assert case.run(case.engine.load_adapter(ref, files)) == ref.sha256
             asked = replace(request, adapter_version=ref.version)
             replies = case.run(case.sample(asked))
-            reference = Reference(case, None, load_file(folder / "model.safetensors"))
+            reference = Reference(case, None, load_file(case.folder / ref.path / "model.safetensors"))
             for reply in replies:
                 expected = reference.logprobs(asked, reply.response_ids, 1.0, case.settings.banned_ids)
                 assert reply.logprobs == pytest.approx(expected, abs=1e-5)
@@ -205,8 +142,8 @@ class TestVllmFullParameters:
             case.run(case.sample(case.request()))
 
     def test_a_part_of_a_fused_module_is_refused_and_changes_nothing(self, case: EngineCase) -> None:
-        good, folder = self.publish(case)
-        case.run(case.engine.load_adapter(good, folder))
+        good, files = self.publish(case)
+        case.run(case.engine.load_adapter(good, files))
         request = case.request((1, 2), adapter_version=good.version)
         before = case.run(case.sample(request))
         with pytest.raises(AdapterRefused, match="k_proj"):
@@ -222,8 +159,8 @@ class TestVllmContinued:
             replies = case.run(case.sample(request))
         (tmp_path / "other").mkdir()
         with running_vllm(tiny_model, tmp_path / "other") as other:
-            ref, folder = other.publish()  # the same numbers: they are drawn from the version
-            other.run(other.engine.load_adapter(ref, folder))
+            ref, files = other.publish()  # the same numbers: they are drawn from the version
+            other.run(other.engine.load_adapter(ref, files))
             other.run(continued_from_everywhere(other, request, replies))
 
     def test_a_log_probability_that_is_no_number_costs_its_request_alone(
@@ -271,36 +208,3 @@ class TestVllmThatDies:
                     await case.engine.progress()
 
             case.run(work())
-
-
-class Reference:
-    """The same model and adapter (or weights) in transformers and PEFT."""
-
-    def __init__(self, case: EngineCase, version: int | None, weights: dict[str, Any] | None = None) -> None:
-        from peft import PeftModel
-        from transformers import AutoImageProcessor, AutoModelForImageTextToText
-
-        self._image_pad = case.image_pad
-        self._processor = AutoImageProcessor.from_pretrained(case.settings.model)
-        model = AutoModelForImageTextToText.from_pretrained(case.settings.model, dtype=torch.float32)
-        if version is not None:
-            model = PeftModel.from_pretrained(model, str(case.folder / f"v{version:06d}"))
-        if weights is not None:
-            assert not model.load_state_dict(weights, strict=False).unexpected_keys
-        self._model = model.eval()
-
-    def logprobs(
-        self, request: SampleRequest, reply: tuple[int, ...], temperature: float, banned: tuple[int, ...]
-    ) -> list[float]:
-        images = [Image.open(io.BytesIO(image.data or b"")) for image in request.images]
-        ids = torch.tensor([request.expanded_ids + reply])
-        with torch.no_grad():
-            logits = self._model(
-                input_ids=ids,
-                mm_token_type_ids=(ids == self._image_pad).int(),
-                use_cache=False,
-                **self._processor(images=images, return_tensors="pt"),
-            ).logits[0, len(request.expanded_ids) - 1 : -1]
-        logits[:, list(banned)] = -float("inf")
-        table = torch.log_softmax(logits / temperature, -1)
-        return table[range(len(reply)), list(reply)].tolist()

@@ -70,6 +70,14 @@ class RayletCluster:
     address: str = ""
 
     def __enter__(self) -> RayletCluster:
+        try:
+            self._start_head()
+        except BaseException:  # a Ctrl-C, too, leaves nothing behind
+            self.__exit__()
+            raise
+        return self
+
+    def _start_head(self) -> None:
         head = self._start(
             "head",
             "--head",
@@ -86,7 +94,6 @@ class RayletCluster:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         self.address = current.read_text().strip()
-        return self
 
     def __exit__(self, *_: object) -> None:
         for node in reversed(self.nodes):

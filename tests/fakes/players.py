@@ -8,6 +8,7 @@ import selectors
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from argusrl.environments.base import StepResult
+from argusrl.journal.records import Partial
 from argusrl.rewards.base import Scorable
 from argusrl.rollout.engine import Completion, SampleRequest, Span
 from argusrl.rollout.rendering import Rendered
@@ -201,14 +202,6 @@ class Notes:
     def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
         self.turns.append((key, index, turn))
 
-    def partial(
-        self,
-        key: TrajectoryKey,
-        turn_index: int,
-        offset: int,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        **_: object,
-    ) -> None:
-        assert len(ids) == len(logprobs) > 0
-        self.partials.append((key, turn_index, offset, list(ids)))
+    def partial(self, record: Partial) -> None:
+        assert len(record.ids) == len(record.logprobs) > 0
+        self.partials.append((record.key, record.turn, record.offset, list(record.ids)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from argusrl.journal.commits import Commit, CommitChain, CommittedTrajectory, metrics_line
 from argusrl.journal.episodes import EpisodeJournal, SealedStep
 from argusrl.journal.epochs import Epoch, claim_epoch, newest_epoch
+from argusrl.journal.records import Partial
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.manifest import write_manifest
 from argusrl.storage.publish import append_line, publish_file, publish_folder
@@ -177,7 +178,16 @@ class RunBuilder:
         )
         journal.sync()
         first = turn(adapter, journal.image(image(0)))
-        journal.partial(key, 0, 0, (7, 8), (-0.1, -0.2), adapter_version=adapter.version, adapter_sha256=adapter.sha256)
+        span = Partial(
+            key=key,
+            turn=0,
+            offset=0,
+            ids=(7, 8),
+            logprobs=(-0.1, -0.2),
+            adapter_version=adapter.version,
+            adapter_sha256=adapter.sha256,
+        )
+        journal.partial(span)
         journal.turn(key, 0, first)
         second = turn(adapter, journal.image(image(1 + sample)), ids=(5, 6))
         return journal.finished(trajectory(key, first, second, reward=reward), image_patches=24)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from argusrl.algorithms.advantages import group_advantages
+from argusrl.algorithms.kl import k3, with_kl
 from argusrl.algorithms.losses import ClipSettings, clipped_policy_loss
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
@@ -54,7 +55,7 @@ def test_trl_divides_by_a_larger_epsilon() -> None:
 
 
 def loss_of(
-    data: dict[str, Any], advantages: list[list[float]], settings: ClipSettings, **choice: str
+    data: dict[str, Any], advantages: list[list[float]], settings: ClipSettings, beta: float = 0.0, **choice: str
 ) -> tuple[float, torch.Tensor]:
     """Token-mean loss and its gradient as a [B, T] table, zero off the mask."""
     inputs = data["inputs"]
@@ -64,7 +65,7 @@ def loss_of(
     old = new.detach()[mask] if choice.get("old") == "new" else pick("old")
     engine = pick("sampling") if "engine" in choice else old
     sums = clipped_policy_loss(new[mask], old, engine, torch.tensor(advantages, dtype=torch.float64)[mask], settings)
-    loss = sums.loss / mask.sum()
+    loss = with_kl(sums, new[mask], pick("ref"), beta).loss / mask.sum()
     loss.backward()
     return loss.item(), new.grad
 
@@ -73,14 +74,23 @@ def broadcast(advantages: list[float], data: dict[str, Any]) -> list[list[float]
     return [[a] * len(row) for a, row in zip(advantages, data["inputs"]["new"], strict=True)]
 
 
-@pytest.mark.parametrize(("name", "old"), [("dapo", "old"), ("dapo_on_policy", "new")])
+@pytest.mark.parametrize(("name", "old"), [("dapo", "old"), ("dapo_on_policy", "new"), ("dapo_kl", "old")])
 def test_token_mean_clip_equals_trl(name: str, old: str) -> None:
     data = load("trl")
     entry = case(data, "cases", name)
     advantages = broadcast([row[0] if isinstance(row, list) else row for row in entry["advantages"]], data)
-    loss, gradient = loss_of(data, advantages, ClipSettings(0.2, 0.28, None), old=old)
+    loss, gradient = loss_of(data, advantages, ClipSettings(0.2, 0.28, None), entry["config"]["beta"], old=old)
     assert loss == pytest.approx(entry["loss"], abs=1e-10)
     torch.testing.assert_close(gradient, torch.tensor(entry["dloss_dlogp"], dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_kl_estimates_equal_verl() -> None:
+    data = load("verl")
+    entry = case(data, "kl", "kl_k3")
+    new, reference = (torch.tensor(data["inputs"][name], dtype=torch.float64) for name in ("new", "ref"))
+    theirs = torch.tensor(entry["value"], dtype=torch.float64)
+    mask = torch.tensor(data["inputs"]["mask"]).bool()
+    torch.testing.assert_close(k3(new, reference)[mask], theirs[mask], atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "high"), [("vanilla_symmetric", 0.2), ("vanilla_no_dual", 0.28)])

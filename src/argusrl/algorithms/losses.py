@@ -30,6 +30,7 @@ class LossSums:
     cut: Tensor  # [] tokens whose importance weight was cut at the cap
     gap: Tensor  # [] sum of |old - engine| log-probabilities
     gap_max: Tensor  # [] largest of them
+    kl: Tensor  # [] sum of the estimates to the reference; 0 without one
 
 
 def clipped_policy_loss(
@@ -63,6 +64,7 @@ def clipped_policy_loss(
         cut=cut.sum(),
         gap=gap.abs().sum(),
         gap_max=gap.abs().max() if gap.numel() else gap.new_zeros(()),
+        kl=gap.new_zeros(()),
     )
 
 

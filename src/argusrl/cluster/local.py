@@ -34,12 +34,13 @@ from argusrl.errors import ClusterError
 
 HEAD_FOLDER = "ARGUSRL_RAY_HEAD"  # environment of the driver: the folder of the head
 HEAD_PROCESS = "ARGUSRL_RAY_HEAD_PID"  # and the pid of the command that started it
-COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start")
+COMMAND = (sys.executable, "-m", "argusrl.cluster.ray_start", "start")
 
 _MARK = "ARGUSRL_RAY_SESSION"  # environment of everything the head started, even in sessions of its own
 _PREFIX, _OUTPUT = "argusrl-ray-", "head.log"  # the folder of a head, and what its command printed
 _LEAVING_SECONDS = 60.0  # a younger folder may be about to be locked
-_OBJECT_STORE_BYTES = 200 << 20  # payloads go through the run folder, so the store stays small
+_LEAST_OBJECT_STORE_BYTES = 200 << 20
+_OBJECT_STORE_BYTES = 2 << 30  # an adapter at a time lies there, or all weights in full-parameter training
 _SYSTEM_CONFIG = (  # a node that does not answer is declared dead after about three seconds
     '{"health_check_initial_delay_ms":1000,"health_check_period_ms":1000,'
     '"health_check_timeout_ms":1000,"health_check_failure_threshold":3}'
@@ -50,6 +51,15 @@ _KILL_SECONDS = 5.0  # SIGKILL takes a moment to be done
 _TAIL_CHARACTERS = 1500
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d+")
 _PR_SET_PDEATHSIG = 1
+
+
+def object_store_bytes() -> int:
+    """Shared memory that a local Ray may use; it takes what is put there, and only for as long as it is needed."""
+    try:
+        shared = os.statvfs("/dev/shm")
+    except OSError:  # no Linux: Ray puts files into the temporary folder
+        return _OBJECT_STORE_BYTES
+    return max(_LEAST_OBJECT_STORE_BYTES, min(_OBJECT_STORE_BYTES, shared.f_bavail * shared.f_frsize // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +193,7 @@ def _options(temporary: Path, cpus: int) -> list[str]:
         "--no-monitor",  # of the autoscaler
         "--disable-usage-stats",
         *("--num-cpus", str(cpus)),
-        *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
+        *("--object-store-memory", str(object_store_bytes())),
         *("--temp-dir", str(temporary)),
         *("--system-config", _SYSTEM_CONFIG),
         *("--log-style", "record"),

@@ -90,6 +90,13 @@ def _adapter(config: Config) -> Iterator[str]:
         yield f"adapter.rank {adapter.rank}: vLLM does not serve this LoRA rank; it serves {served}"
     if adapter.kind == "full" and adapter.initial is not None:
         yield "adapter.initial: kind full has no adapter to start from; merge it into the model first, or use kind lora"
+    if adapter.kind == "full" and adapter.serving != "auto":
+        yield f"adapter.serving {adapter.serving}: kind full serves the trained weights themselves; leave serving out"
+    if adapter.kind == "full" and config.algorithm.kl_weight:
+        yield (
+            f"algorithm.kl_weight {config.algorithm.kl_weight:g}: the reference is the model without its adapter, and "
+            "kind full keeps none; set kl_weight 0, or use kind lora"
+        )
     if adapter.target == []:
         yield "adapter.target: an empty list adapts nothing; name modules, or use language"
 
@@ -198,6 +205,23 @@ def _rollout(config: Config) -> Iterator[str]:
         yield "rollout.pause_probe_seconds is above rollout.pause_limit_seconds: a pause would end before it probes"
     if environment.step_timeout_seconds > environment.episode_timeout_seconds:
         yield "environment.step_timeout_seconds is above environment.episode_timeout_seconds"
+    if rollout.staleness:
+        yield from _staleness(config)
+
+
+def _staleness(config: Config) -> Iterator[str]:
+    """The next step is sampled while this one is trained: two adapters are live, and both have to have room."""
+    if config.cluster.colocate:
+        yield "rollout.staleness: engines sample while ranks train, so set cluster.colocate: false, or staleness: 0"
+    if config.adapter.kind == "full":
+        yield "rollout.staleness: kind full replaces the engine's weights, so only one version is live; use kind lora"
+    elif config.adapter.serving == "merged":
+        yield "rollout.staleness: merged weights serve one version at a time; set adapter.serving: lora"
+    if config.algorithm.importance_cap is None:
+        yield (
+            "rollout.staleness: samples are of an earlier policy, and only the importance weights correct for that; "
+            "set algorithm.importance_cap"
+        )
 
 
 def _evaluate(config: Config) -> Iterator[str]:

@@ -28,6 +28,7 @@ from argusrl.config.yaml_file import dump_yaml, parse_yaml, read_yaml_mapping
 from argusrl.errors import ConfigError, CorruptionError, StorageError
 
 FORMAT_VERSION = 1  # of config.yaml
+_RESTORE = "restore it from a copy in attempts/*/config.yaml, or start a new run"
 
 PATH_KEYS = ("model.path", "model.chat_template", "adapter.initial", "data.train", "data.heldout")
 FUNCTION_KEYS = ("data.generator", "environment.factory", "rewards.*.function")  # file.py:name
@@ -230,17 +231,26 @@ def write_resolved(config: Config, path: Path) -> Config:
 
 
 def read_resolved(path: Path) -> Config:
-    """The config of a run folder. Raises ConfigError, or CorruptionError when it does not match its digest."""
-    document = read_yaml_mapping(path)
+    """The config of a run folder.
+
+    Raises CorruptionError for a file that is no longer what was written, ConfigError where there is none and for one
+    of another format version.
+    """
+    try:
+        document = read_yaml_mapping(path)
+    except ConfigError as error:
+        if not path.is_file():
+            raise
+        raise CorruptionError(error.message, _RESTORE) from error
     version = document.get("format_version")
-    if version != FORMAT_VERSION:
+    if isinstance(version, int) and version != FORMAT_VERSION:
         raise ConfigError(
-            f"{path}: format version {version!r}; this argusrl reads {FORMAT_VERSION}",
+            f"{path}: format version {version}; this argusrl reads {FORMAT_VERSION}",
             "use the argusrl that wrote the run",
         )
     value = document.get("config")
-    if not isinstance(value, dict) or _digest(value) != document.get("sha256"):
-        raise CorruptionError(f"{path} does not match its sha256", "it was edited; restore it, or start a new run")
+    if version != FORMAT_VERSION or not isinstance(value, dict) or _digest(value) != document.get("sha256"):
+        raise CorruptionError(f"{path} does not match its sha256", f"it was edited; {_RESTORE}")
     return validate(value)
 
 

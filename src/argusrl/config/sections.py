@@ -69,6 +69,18 @@ class AdapterSection(Section):
     """Modules to adapt: all linear layers of the language model, or names of linear layers in it (q_proj, …)."""
     initial: Path | None = None
     """PEFT folder to start from; default is a fresh adapter that changes nothing."""
+    serving: Literal["auto", "lora", "merged"] = "auto"
+    """How engines apply the adapter: merged into their weights, which decode as fast as the base model's, or through
+    LoRA kernels; auto is merged in float32 and lora in bfloat16, where small changes would be rounded away."""
+
+    def merged_in(self, dtype: str) -> bool:
+        """Whether engines of this type merge the adapter into their weights: `serving` with auto resolved."""
+        wanted = self.serving == "merged" or (self.serving == "auto" and dtype == "float32")
+        return wanted and self.kind == "lora"
+
+    def side_by_side(self) -> AdapterSection:
+        """The same, served so that the base model and adapters can be asked at any time."""
+        return self.model_copy(update={"serving": "lora"}) if self.kind == "lora" else self
 
     @property
     def scale_alpha(self) -> float:
@@ -195,6 +207,8 @@ class AlgorithmSection(Section):
     """Upper clip of the probability ratio: 1 + clip_high."""
     importance_cap: Positive | None = 2.0
     """Token weights trainer / engine probability are cut at this value (truncated importance sampling); null is off."""
+    kl_weight: NonNegative = 0.0
+    """Weight of the KL divergence to the base model (k3 estimate per token) in the loss; 0 is off and costs nothing."""
 
 
 class OptimizerSection(Section):
@@ -219,6 +233,9 @@ class OptimizerSection(Section):
 
 
 class RolloutSection(Section):
+    staleness: Literal[0, 1] = 0
+    """1 samples the next step while this one is trained, under the adapter of exactly one step before; needs engines
+    and ranks of their own (cluster.colocate: false). 0 samples every step under the newest adapter."""
     temperature: Positive = 1.0
     """Sampling temperature in training; the trainer uses the same."""
     max_response_tokens: Count = 512
@@ -391,3 +408,7 @@ class Config(Section):
     cluster: ClusterSection = ClusterSection()
     observe: ObserveSection = ObserveSection()
     recovery: RecoverySection = RecoverySection()
+
+    def serves_merged(self, dtype: str) -> bool:
+        """Whether engines of this type merge the adapter into their weights; two live versions they cannot."""
+        return self.adapter.merged_in(dtype) and not self.rollout.staleness

@@ -73,6 +73,14 @@ def write_verdict(run: RunFolder, attempt: int, verdict: Verdict) -> Verdict:
 
 
 def read_verdict(run: RunFolder, attempt: int) -> Verdict | None:
+    """None while the attempt has no verdict; of a damaged one there is left that the attempt has ended."""
+    try:
+        return checked_verdict(run, attempt)
+    except CorruptionError as error:
+        return Verdict(outcome="killed", exit_code=1, reason=f"how it ended is lost: {error.message}")
+
+
+def checked_verdict(run: RunFolder, attempt: int) -> Verdict | None:
     """None while the attempt has no verdict. Raises CorruptionError if it is damaged."""
     path = run.attempt(attempt) / "verdict.json"
     if not exists(path):
@@ -89,11 +97,8 @@ def write_heartbeat(run: RunFolder, attempt: int, heartbeat: Heartbeat) -> None:
 
 
 def read_heartbeat(run: RunFolder, attempt: int) -> Heartbeat | None:
-    """None before the first one. Raises CorruptionError."""
-    path = run.attempt(attempt) / "heartbeat.json"
+    """None before the first one, and where it is damaged: the next one will not be."""
     try:
-        return msgspec.json.decode(read_file(path), type=Heartbeat)
-    except FileNotFoundError:
+        return msgspec.json.decode(read_file(run.attempt(attempt) / "heartbeat.json"), type=Heartbeat)
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"{path} is not a heartbeat: {error}") from error

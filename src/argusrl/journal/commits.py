@@ -22,6 +22,8 @@ from argusrl.storage.publish import encode_line, fsync_path, publish_file, read_
 from argusrl.storage.sealed_json import decode_sealed, encode_sealed
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryKey
 
+_REMEMBERED_ADAPTERS = 256
+
 Scalar = bool | int | float | str | None
 
 
@@ -75,6 +77,7 @@ class CommitChain:
         self._head: Commit | None = None
         self._head_sha256 = ""
         self._failed: StorageError | None = None
+        self._adapters: dict[int, AdapterRef] = {}
 
     def head(self) -> Commit | None:
         """The newest commit, None in a run without its root. Goes on from where the last call stopped.
@@ -105,6 +108,22 @@ class CommitChain:
         except FileNotFoundError:
             raise CorruptionError(f"{path} is missing") from None
         return decode_commit(data, path), sha256_bytes(data)
+
+    def sha256(self, step: int) -> str:
+        """sha256 of one commit's file, unread. Raises CorruptionError if it is missing."""
+        path = self._run.commit(step)
+        try:
+            return sha256_bytes(read_file(path))
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing") from None
+
+    def adapter(self, step: int) -> AdapterRef:
+        """The adapter after one step. The driver asks again after every step, so those of late are remembered."""
+        if step not in self._adapters:
+            self._adapters[step] = self.read(step).adapter
+            while len(self._adapters) > _REMEMBERED_ADAPTERS:
+                del self._adapters[min(self._adapters)]
+        return self._adapters[step]
 
     @property
     def head_sha256(self) -> str:
@@ -193,6 +212,11 @@ def decode_commit(data: bytes, path: Path) -> Commit:
         return msgspec.convert(fields, Commit)
     except msgspec.ValidationError as error:
         raise CorruptionError(f"{path} is not a commit: {error}") from error
+
+
+def sampling_step(step: int, staleness: int) -> int:
+    """The step whose adapter the trajectories of `step` are sampled under; `staleness` is the recipe's, 0 or 1."""
+    return max(0, step - 1 - staleness)
 
 
 def check_link(previous: Commit | None, previous_sha256: str, commit: Commit, path: Path) -> None:

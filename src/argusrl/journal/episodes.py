@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,33 +106,9 @@ class EpisodeJournal:
         """Turn `index` of an unfinished episode is complete."""
         self._append(TurnDone(key=key, attempt=attempt, index=index, turn=turn))
 
-    def partial(
-        self,
-        key: TrajectoryKey,
-        turn_index: int,
-        offset: int,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        *,
-        adapter_version: int,
-        adapter_sha256: str,
-        place: str = "",
-        attempt: int = 0,
-    ) -> None:
-        """Tokens `offset` … of a reply that is still being sampled; `place` tells what it follows."""
-        self._append(
-            Partial(
-                key=key,
-                attempt=attempt,
-                turn=turn_index,
-                offset=offset,
-                ids=tuple(ids),
-                logprobs=tuple(logprobs),
-                adapter_version=adapter_version,
-                adapter_sha256=adapter_sha256,
-                place=place,
-            )
-        )
+    def partial(self, record: Partial) -> None:
+        """Keep a span of a reply that is still being sampled."""
+        self._append(record)
 
     def image(self, image: Image) -> ImageRef:
         """Keep an image (once per content) for the turns that show it."""
@@ -232,6 +208,7 @@ def trajectory_ref(trajectory: Trajectory, segment: str, location: Location, ima
         image_patches=image_patches,
         adapter_version=trajectory.turns[-1].adapter_version,
         truncated=trajectory.end is EpisodeEnd.TRUNCATED,
+        first_prompt_tokens=len(trajectory.turns[0].prompt_ids),
     )
 
 

@@ -42,7 +42,7 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     """A span of a reply that is still being sampled; spans of a turn follow each other."""
 
     key: TrajectoryKey
-    attempt: int
+    attempt: int = 0
     turn: int  # index of the turn the span belongs to
     offset: int  # tokens of the reply before this span
     ids: tuple[int, ...]

@@ -81,7 +81,7 @@ def collect_garbage(
         return collected
     oldest = kept[0].step
     # A skipped step may go on with an older adapter, so what is needed is read from the commits.
-    needed = {chain.read(step).adapter.path for step in range(oldest, head.step + 1)}
+    needed = {chain.adapter(step).path for step in range(oldest, head.step + 1)}
     committed = [(version, path) for version, _, path in _versions(run) if version <= head.step]
     for version, path in committed[: max(0, len(committed) - keep_adapters)]:
         if run.relative(path) not in needed and version not in protected_versions:
@@ -114,7 +114,7 @@ def durable_checkpoints(run: RunFolder, chain: CommitChain) -> list[Checkpoint]:
             commit_sha256 = read_manifest(path).get("commit_sha256")
         except CorruptionError:
             continue  # verify reports it; a restart takes the one before
-        if exists(run.commit(step)) and chain.read_bytes(step)[1] == commit_sha256:
+        if exists(run.commit(step)) and chain.sha256(step) == commit_sha256:
             found.append(Checkpoint(step, epoch, path))
     return sorted(found)
 
@@ -131,21 +131,23 @@ def is_retired(run: RunFolder, relative: str) -> bool:
 
 
 def _collect_steps(run: RunFolder, chain: CommitChain, head: Commit, from_step: int, collected: Collected) -> None:
+    named: dict[int, set[str]] = {}
     for parent in (run.trajectories(0).parent, run.images(0).parent):
         for step in numbered(parent):
             if not from_step <= step <= head.step:
                 continue
-            folder = parent / f"{step:06d}"
-            named = {segment.path for segment in chain.read(step).segments}
-            for path in list_folder(folder):
-                if run.relative(path) not in named:
+            if step not in named:
+                commit = head if step == head.step else chain.read(step)
+                named[step] = {segment.path for segment in commit.segments}
+            for path in list_folder(parent / f"{step:06d}"):
+                if run.relative(path) not in named[step]:
                     _remove(run, path, collected.garbage)
 
 
 def _collect_adapters(run: RunFolder, chain: CommitChain, head: Commit, collected: Collected) -> None:
     for version, epoch, path in _versions(run):
         closed = version <= head.step and epoch <= head.epoch
-        if closed and chain.read(version).adapter.path != run.relative(path):
+        if closed and chain.adapter(version).path != run.relative(path):
             _remove(run, path, collected.garbage)
 
 

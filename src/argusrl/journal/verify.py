@@ -5,7 +5,8 @@ of docs/recovery.md a run folder alone shows
 
     I1   every (prompt, sample) of a step is a trajectory or a failure, in one commit, with no hole below the head
     I2   commits are consecutive and hash-chained, their epochs claimed and never falling
-    I3   every trajectory was sampled under the adapter committed before its step
+    I3   every trajectory was sampled under the adapter committed before its step (with rollout.staleness: 1, under
+         the one before that)
     I5   whatever is named is whole
     I10  committed adapters are finite; a skipped step leaves the state as it was
     I11  every commit, adapter and checkpoint is of a claimed epoch
@@ -25,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argusrl.errors import CorruptionError, StorageError
-from argusrl.journal.attempts import newest_attempt, read_verdict
-from argusrl.journal.commits import Commit, CommitChain, check_link
+from argusrl.errors import StorageError
+from argusrl.journal.attempts import checked_verdict, newest_attempt, read_verdict
+from argusrl.journal.commits import Commit, CommitChain, check_link, sampling_step
 from argusrl.journal.episodes import parse_segment_name
 from argusrl.journal.epochs import numbered
 from argusrl.journal.records import Finished, ImageBytes, decode_record
@@ -165,7 +166,7 @@ class _Verification:
                         f"{path} has {records} records in {path.stat().st_size} bytes, "
                         f"commit {step} says {segment.records} in {segment.bytes}"
                     )
-        self._trajectories(previous, commit, finished, images)
+        self._trajectories(commit, finished, images)
 
     def _holes(self, commit: Commit) -> None:
         """Every sample of every prompt of the step has a record of what became of it."""
@@ -193,12 +194,12 @@ class _Verification:
 
     def _trajectories(
         self,
-        previous: Commit,
         commit: Commit,
         finished: dict[tuple[str, int, int], Finished],
         images: dict[tuple[str, int, int], str],
     ) -> None:
         where = f"commit {commit.step}"
+        served = self.commits[sampling_step(commit.step, self._staleness())][0].adapter
         counts = Counter(item.key for item in commit.trajectories)
         counts.update(failure.key for failure in commit.failures)
         self.problems += [f"{where} counts {key} {count} times" for key, count in counts.items() if count > 1]
@@ -214,13 +215,16 @@ class _Verification:
                 self.problems.append(f"{where}: {item.key} has reward {record.trajectory.reward}, not {item.reward}")
             for index, turn in enumerate(record.trajectory.turns):
                 sampled = (turn.adapter_version, turn.adapter_sha256)
-                if sampled != (previous.adapter.version, previous.adapter.sha256):
+                if sampled != (served.version, served.sha256):
                     self.problems.append(f"{where}: turn {index} of {item.key} was sampled under adapter {sampled}")
                 self.problems += [
                     f"{where}: an image of turn {index} of {item.key} is missing: {ref.sha256} in {ref.segment}"
                     for ref in turn.images
                     if images.get(_place(ref)) != ref.sha256
                 ]
+
+    def _staleness(self) -> int:
+        return int(self.config.get("rollout", {}).get("staleness", 0))
 
     def _adapters(self) -> None:
         previous = None
@@ -278,7 +282,7 @@ class _Verification:
     def _attempts(self) -> None:
         for attempt in numbered(self.run.attempts):
             with self._reporting():
-                read_verdict(self.run, attempt)
+                checked_verdict(self.run, attempt)
 
     def _metrics(self) -> None:
         """One line per committed step. The newest may be missing after a crash: a resume writes it again."""
@@ -300,10 +304,7 @@ class _Verification:
 
     def _complete(self) -> bool:
         attempt = newest_attempt(self.run)
-        try:
-            verdict = read_verdict(self.run, attempt) if attempt else None
-        except CorruptionError:
-            return False
+        verdict = read_verdict(self.run, attempt) if attempt else None
         return verdict is not None and verdict.complete
 
     def _gone(self, path: Path) -> bool:

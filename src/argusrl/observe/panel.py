@@ -42,7 +42,7 @@ class PanelDisplay:
         self._name, self._model, self._total = "", "", 0
         self._rewards: list[float] = []
         self._row: Row = {}
-        self._evaluations: list[tuple[int, Row]] = []
+        self._evaluations: list[tuple[int, Row]] = []  # the first and the newest
         self._messages: deque[tuple[str, bool]] = deque(maxlen=3)
         self._restarts = 0
         self._phase, self._phase_since = "starting", time.monotonic()
@@ -67,7 +67,7 @@ class PanelDisplay:
 
     def evaluation(self, step: int, metrics: Row) -> None:
         with self._lock:
-            self._evaluations.append((step, metrics))
+            self._evaluations = [*self._evaluations[:1], (step, metrics)]
 
     def message(self, text: str, warning: bool = False) -> None:
         with self._lock:
@@ -177,8 +177,7 @@ class PanelDisplay:
                 parts += [Text(label, style="dim"), Text(value, style="bold")]
             grid.add_row(*parts)
         lines: list[RenderableType] = [grid]
-        shown = dict(self._evaluations[:1] + self._evaluations[-1:])
-        for step, metrics in shown.items():
+        for step, metrics in dict(self._evaluations).items():
             newest = step == self._evaluations[-1][0]
             text = Text.assemble(("held out  ", "dim"), (accuracy_text(metrics), "bold green" if newest else "default"))
             text.append("  before training" if step == 0 else f"  after step {step}", style="dim")

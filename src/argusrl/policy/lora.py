@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def add_lora(model: Any, settings: PolicySettings) -> Any:
     layers. Raises ModelError for target names that are no linear layers of the language model.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     names = _target_names(model, settings)
     pattern = rf"{re.escape(decoder_prefix(model))}\..*\.({'|'.join(names)})"  # vLLM reads the names in the last group
@@ -44,7 +46,21 @@ def add_lora(model: Any, settings: PolicySettings) -> Any:
     for name, parameter in wrapped.named_parameters():
         if parameter.requires_grad and not parameter.is_meta:
             _initialise(name, parameter, settings.seed)
+    for layer in wrapped.modules():
+        if isinstance(layer, LoraLayer):
+            layer.forward = MethodType(_adapted, layer)
     return wrapped
+
+
+def _adapted(layer: Any, inputs: Tensor) -> Tensor:
+    """A LoRA layer's output, scaled and added in one product.
+
+    PEFT's own forward writes the whole output twice more, forward and backward: about 7 % of an update.
+    """
+    base: Tensor = layer.base_layer(inputs)
+    down, up = (part[ADAPTER].weight.to(base.dtype) for part in (layer.lora_A, layer.lora_B))
+    inner = torch.nn.functional.linear(inputs, down).flatten(0, -2)
+    return torch.addmm(base.flatten(0, -2), inner, up.t(), alpha=layer.scaling[ADAPTER]).view_as(base)
 
 
 def load_initial(wrapped: nn.Module, folder: Path, settings: PolicySettings) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from argusrl.errors import ModelError
 from argusrl.policy import attention
@@ -65,6 +66,9 @@ def load_model(settings: PolicySettings, *, reader: bool) -> Any:
     if packs(config):
         attention.register()
         text_config(model)._attn_implementation = attention.NAME  # the vision tower keeps its own
+    if has_mrope(config):
+        embed = model.model.visual.patch_embed
+        embed.forward = MethodType(_embed_patches, embed)
     model.requires_grad_(False)
     _without_dropout(model)
     if settings.gradient_checkpointing:
@@ -120,6 +124,12 @@ def _model_class(config: Any, path: str) -> Any:
     raise ModelError(
         f"{path} is a {config.model_type}: neither an image-text model nor a causal language model of transformers"
     )
+
+
+def _embed_patches(embed: Any, patches: Tensor) -> Tensor:
+    """[n, H] of [n, values]. A convolution whose kernel is as large as its input is one product, and slower as such."""
+    weight = embed.proj.weight
+    return nn.functional.linear(patches.to(weight.dtype), weight.flatten(1), embed.proj.bias)
 
 
 def _without_dropout(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,20 +19,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from argusrl.algorithms.kl import with_kl
 from argusrl.algorithms.losses import ClipSettings, clipped_policy_loss
 from argusrl.errors import CorruptionError, ModelError
 from argusrl.policy import adapter, checkpoint, sharding
+from argusrl.policy.attention import choose_strategy
+from argusrl.policy.build import BuildScorer, build_scorer
 from argusrl.policy.inputs import InputBuilder, PackedBatch
-from argusrl.policy.lora import ADAPTER, add_lora, load_initial, peft_name, without_adapter
-from argusrl.policy.model import decoder_of, head_of, load_model, packs, torch_dtype
+from argusrl.policy.lora import ADAPTER, peft_name, without_adapter
+from argusrl.policy.model import packs, torch_dtype
 from argusrl.policy.optimizer import gradient_norm, make_adamw
 from argusrl.policy.rows import Row, RowTurn
-from argusrl.policy.scorer import Scorer
 from argusrl.policy.seal import Seal
 from argusrl.policy.settings import PolicySettings
-from argusrl.policy.stats import Broken, Stats, UpdateStats
+from argusrl.policy.stats import Broken, Compute, Stats, UpdateStats
+from argusrl.policy.step_work import ImageFeatures, StepWork, of_all
 from argusrl.policy.tally import Tally, agree, gather
-from argusrl.types import AdapterRef
 
 _ROOT = "model."  # the Scorer's attribute that holds the model
 
@@ -41,7 +44,7 @@ ANOTHER_REFUSED = "another rank refused its rows"
 class Policy:
     """Build it after group.connect. Raises ModelError for a model or adapter that cannot be used."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, build: BuildScorer = build_scorer) -> None:
         self.settings = settings
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         torch.set_num_threads(settings.threads)
@@ -49,8 +52,11 @@ class Policy:
         self._device = torch.device(settings.device)
         self._clip = ClipSettings(settings.clip_low, settings.clip_high, settings.importance_cap)
         self._banned = torch.tensor(settings.banned_ids, dtype=torch.long, device=self._device)
-        self._scorer, self._watch = self._build()
-        self._inputs = InputBuilder(self._scorer.base, settings)
+        self._scorer, self._watch = build(settings, self.rank, self.world)
+        attention = choose_strategy(self._device, torch_dtype(settings.dtype))
+        self._inputs = InputBuilder(self._scorer.base, settings, attention)
+        self._canary_features: dict[bytes, ImageFeatures] = {}
+        self._works: dict[int, StepWork] = {}  # of the step under way, by the rank that has or had the rows
         named = {name.removeprefix(_ROOT): p for name, p in self._scorer.named_parameters() if p.requires_grad}
         self._optimizer = make_adamw([named[name] for name in sorted(named)], settings)
         self.state = checkpoint.TrainingState(named, self._optimizer)
@@ -59,26 +65,6 @@ class Policy:
         self._broken: Broken | None = None  # what forward_backward met since the last update
         self._offloaded = False
         torch.manual_seed(settings.seed)  # last: the rank that reads the model draws more numbers than the others
-
-    def _build(self) -> tuple[Any, sharding.GradientWatch]:
-        """Load, adapt, shard, share."""
-        settings = self.settings
-        reader = self.rank == 0
-        base = load_model(settings, reader=reader)
-        model = base
-        if settings.kind == "lora":
-            model = add_lora(base, settings)
-            if settings.initial is not None:
-                load_initial(model, settings.initial, settings)
-        else:
-            for part in (decoder_of(base), head_of(base)):
-                part.float().requires_grad_(True)  # float32 master weights
-        scorer = Scorer(model, base).train(settings.gradient_checkpointing)
-        full = scorer.state_dict() if reader and self.world > 1 else {}
-        buffers = dict(scorer.named_buffers()) if reader else {}
-        watch = sharding.shard(scorer, base, sharding.make_mesh(settings.device), torch_dtype(settings.dtype))
-        sharding.share_weights(scorer, full, buffers, settings.device)
-        return scorer, watch
 
     # ------------------------------------------------------------------ learning
 
@@ -100,10 +86,12 @@ class Policy:
         on all ranks where one has rows that cannot be computed; call discard_gradients then.
         """
         self._require_onload()
-        tally = Tally(self._device)
-        for rows in self._shaped(micro_batches):
+        tally, work = Tally(self._device), self._works.setdefault(self.rank, StepWork())
+        shaped = self._shaped(micro_batches)
+        for number, rows in enumerate(shaped):
             begun(rows)
-            self._backward(rows, self.world / max(1, denominator_tokens), tally)
+            self._backward(rows, self.world / max(1, denominator_tokens), tally, work)
+            work.keep(self._needed_later(shaped[number + 1 :]))
         return self._noted(gather(tally, denominator_tokens))
 
     def forward_backward_as(self, ranks: Sequence[Sequence[Sequence[Row]]], denominator_tokens: int) -> Stats:
@@ -123,9 +111,11 @@ class Policy:
         total = self._take_gradients()
         for number in range(longest):
             of_all: dict[str, Tensor] = {}
-            for share, tally in zip(shares, tallies, strict=True):
+            for rank, (share, tally) in enumerate(zip(shares, tallies, strict=True)):
                 rows = share[number] if number < len(share) else []
-                self._backward(rows, len(ranks) / max(1, denominator_tokens), tally)
+                work = self._works.setdefault(rank, StepWork())
+                self._backward(rows, len(ranks) / max(1, denominator_tokens), tally, work)
+                work.keep(self._needed_later(share[number + 1 :]))
                 _accumulate(of_all, self._take_gradients())
             for gradient in of_all.values():
                 sharding.local(gradient).div_(len(ranks))
@@ -143,28 +133,58 @@ class Policy:
         self._broken = self._broken or stats.broken
         return stats
 
-    def _backward(self, rows: Sequence[Row], scale: float, tally: Tally) -> None:
+    def _backward(self, rows: Sequence[Row], scale: float, tally: Tally, work: StepWork) -> None:
         """Backward of one micro-batch. FSDP averages gradients over ranks, so `scale` is ranks / denominator."""
-        batch = self._pack(rows)
-        new, entropies = self._scorer(batch, self.settings.temperature, self._banned)
+        batch = self._pack(rows, work)
+        reference = None
+        if self.settings.kl_weight:
+            with torch.no_grad(), without_adapter(self._scorer):
+                reference, _ = self._scorer(batch, self.settings.temperature, self._banned, work)
+            batch = replace(batch, runs_tower=False)  # every image has its features now
+        new, entropies = self._scorer(batch, self.settings.temperature, self._banned, work)
         old = new.detach() if self.settings.updates_per_step == 1 else batch.engine
         parts = clipped_policy_loss(new, old, batch.engine, batch.advantages, self._clip)
+        if reference is not None:
+            parts = with_kl(parts, new, reference, self.settings.kl_weight)
         (parts.loss * scale).backward()
         gradient = self._watch.take(self.state.parameters.values())
-        tally.add(batch, new.detach(), entropies, parts, sum(len(row.ids) for row in rows), gradient)
+        tally.add(batch, new.detach(), entropies, parts, sum(row.tokens for row in rows), gradient)
 
-    def _pack(self, rows: Sequence[Row]) -> PackedBatch:
-        """The batch on the device. Where one rank refuses its rows, all raise, before anyone waits in a forward."""
+    def _pack(self, rows: Sequence[Row], work: StepWork | None = None) -> PackedBatch:
+        """The batch on the device. Where one rank refuses its rows, all raise, before anyone waits in a forward.
+
+        The vision tower runs on all ranks where one has an image without features.
+        """
         batch, problem = None, None
         try:
-            batch = self._inputs.pack(rows)
+            batch = self._inputs.pack(rows, work)
         except Exception as error:  # raised below, where all ranks know
             problem = error
-        refused = torch.tensor(float(problem is not None))
-        dist.all_reduce(refused, op=dist.ReduceOp.MAX)
-        if batch is None or refused > 0:
+        flags = torch.tensor([problem is not None, batch is not None and batch.runs_tower], dtype=torch.float32)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        refused, tower = flags.bool().tolist()
+        if batch is None or refused:
             raise problem or ModelError(ANOTHER_REFUSED)
-        return batch.to(self._device)
+        return replace(batch, runs_tower=tower).to(self._device)
+
+    def _needed_later(self, micro_batches: Sequence[Sequence[Row]]) -> set[bytes] | None:
+        """Images of the rest of the step; None where more updates may follow, whose images are not known yet."""
+        if self.settings.updates_per_step > 1:
+            return None
+        return {image for rows in micro_batches for row in rows for image in row.images}
+
+    def finish_step(self) -> Compute:
+        """What all ranks computed since the last call, against the least needed; forgets the tower's outputs.
+
+        A collective, once after the last update of a step.
+        """
+        own = {rank: work.share() for rank, work in self._works.items()}
+        self._works = {}
+        answers: list[Any] = [own] * self.world
+        if self.world > 1:
+            dist.all_gather_object(answers, own)
+        merged = {rank: share for answer in answers for rank, share in answer.items()}  # emulated ranks: all alike
+        return of_all((merged[rank] for rank in sorted(merged)), passes=2 if self.settings.kl_weight else 1)
 
     def _shaped(self, micro_batches: Sequence[Sequence[Row]]) -> list[list[Row]]:
         """As they are; for models that cannot pack one row per forward, equally many on every rank."""
@@ -194,11 +214,15 @@ class Policy:
                 group["lr"] = learning_rate
             self._optimizer.step()
             self.state.updates += 1
-        self.discard_gradients()
+        self._clear_gradients()
         return UpdateStats(grad_norm=norm, learning_rate=learning_rate, skipped=skipped, broken=broken)
 
     def discard_gradients(self) -> None:
-        """Forget what forward_backward added, e.g. after a fault in the middle of an update."""
+        """Forget what forward_backward added in this step, e.g. after a fault in the middle of an update."""
+        self._clear_gradients()
+        self._works = {}
+
+    def _clear_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         self._broken = None
 
@@ -214,23 +238,26 @@ class Policy:
             return {name: tensor.to(torch_dtype(self.settings.dtype)) for name, tensor in whole.items()}
         return {peft_name(name): tensor for name, tensor in whole.items()}
 
-    def publish_adapter(self, folder: Path, version: int, epoch: int) -> AdapterRef:
-        """Write the trained tensors to `folder`, which must not exist; rank 0 writes, all ranks get the reference.
+    def publish_adapter(self, folder: Path, version: int, epoch: int) -> adapter.Publication:
+        """Publish the trained tensors: in memory at once (rank 0), in `folder`, which must not exist, in a thread.
 
-        Raises NumericsError where a tensor holds NaN or Inf (nothing is written), FileExistsError, StorageError.
+        Raises NumericsError on all ranks where a tensor holds NaN or Inf: nothing is handed out or written. Ask the
+        result, on rank 0, whether the folder is durable.
         """
         tensors = self.adapter_tensors()
         answer: list[Any] = [None]
+        files, written = None, None
         if self.rank == 0:
             config = self._scorer.model.peft_config[ADAPTER] if self.settings.kind == "lora" else None
             try:
-                answer = [adapter.publish(tensors, folder, version=version, epoch=epoch, peft_config=config)]
+                ref, files = adapter.stage(tensors, folder, version=version, epoch=epoch, peft_config=config)
+                answer, written = [ref], adapter.write_in_background(ref, files, folder)
             except Exception as error:  # every rank must hear of it, or the others wait for ever
                 answer = [error]
         dist.broadcast_object_list(answer, src=0)
         if isinstance(answer[0], Exception):
             raise answer[0]
-        return answer[0]
+        return adapter.Publication(answer[0], files, written or adapter.written())
 
     def load_adapter(self, folder: Path) -> float:
         """Take the tensors of a published folder, e.g. the committed one after a replay that was not exact.
@@ -278,9 +305,11 @@ class Policy:
         turn = RowTurn(
             prompt_ids=tuple(prompt_ids), response_ids=tuple(response_ids), logprobs=(0.0,) * len(response_ids)
         )
-        batch = self._pack([Row(turns=(turn,), advantage=0.0, images=tuple(images))])
+        work = StepWork()
+        work.features = self._canary_features  # the same images in every step: the frozen tower sees them once
+        batch = self._pack([Row(turns=(turn,), advantage=0.0, images=tuple(images))], work)
         with torch.no_grad(), without_adapter(self._scorer) if adapter == "base" else nullcontext():
-            logprobs, _ = self._scorer(batch, 1.0, self._banned[:0])
+            logprobs, _ = self._scorer(batch, 1.0, self._banned[:0], work)
         return logprobs.tolist()
 
     # ------------------------------------------------------------------ state

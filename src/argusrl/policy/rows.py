@@ -38,6 +38,11 @@ class Row:
         )
 
     @property
+    def tokens(self) -> int:
+        """L, of the whole sequence."""
+        return sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in self.turns)
+
+    @property
     def ids(self) -> list[int]:
         """[L] the whole sequence as the last turn's engine call and its reply saw it."""
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.response_ids)]

@@ -6,6 +6,7 @@ because FSDP gathers the root's parameters (embedding, head, patch embedding) on
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from argusrl.errors import ModelError
 from argusrl.policy.inputs import PackedBatch
 from argusrl.policy.logprobs import token_logprobs
 from argusrl.policy.model import has_mrope, head_of, packs
+from argusrl.policy.step_work import ImageFeatures, StepWork
 
 
 class Scorer(nn.Module):
@@ -30,9 +32,11 @@ class Scorer(nn.Module):
     def base(self) -> Any:
         return self._base[0]
 
-    def forward(self, batch: PackedBatch, temperature: float, banned: Tensor) -> tuple[Tensor, Tensor]:
-        """([N] log-probabilities with gradient, [N] entropies), float32."""
-        hidden = self.hidden_states(batch)[batch.sources]
+    def forward(
+        self, batch: PackedBatch, temperature: float, banned: Tensor, work: StepWork | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """([N] log-probabilities with gradient, [N] entropies), float32. `work` keeps features and counts."""
+        hidden = self.hidden_states(batch, work)[batch.sources]
         head = head_of(self.base)
         return token_logprobs(
             hidden,
@@ -43,8 +47,12 @@ class Scorer(nn.Module):
             banned=banned,
         )
 
-    def hidden_states(self, batch: PackedBatch) -> Tensor:
+    def hidden_states(self, batch: PackedBatch, work: StepWork | None = None) -> Tensor:
         """[T, H] after the last norm."""
+        work = work or StepWork()
+        work.tokens += batch.input_ids.shape[1]
+        work.places += batch.layout.places
+        work.padding += batch.layout.padding
         options: dict[str, Any] = {
             "input_ids": batch.input_ids,
             "position_ids": batch.position_ids,
@@ -53,7 +61,7 @@ class Scorer(nn.Module):
         if packs(self.base.config):
             options["packed_layout"] = batch.layout
         if has_mrope(self.base.config):
-            features = self._image_features(batch)
+            features = self._image_features(batch, work)
             if features is not None:
                 options["mm_encoder_outputs"] = {"image": features}
         elif batch.image_inputs:
@@ -66,23 +74,34 @@ class Scorer(nn.Module):
         except ValueError as error:
             raise ModelError(f"the model refuses the row: {error}") from error
 
-    def _image_features(self, batch: PackedBatch) -> Any:
-        """The tower's output for every image in reading order; each different image goes through it once.
+    def _image_features(self, batch: PackedBatch, work: StepWork) -> Any:
+        """The tower's output for every image in reading order; only images without features go through it.
 
-        A row without images sends a blank one, so that the collectives of the sharded tower run on every rank. The
-        tower is frozen: its output carries no gradient, and there is nothing to add to the loss for the blank.
+        It runs on all ranks or on none, with a blank image where a rank has none to read, so that the collectives of
+        the sharded tower agree. The tower is frozen: its output has no gradient, and the blank adds nothing.
         """
+        if batch.runs_tower:
+            with torch.no_grad():
+                self._run_tower(batch, work)
+        if not batch.image_order:
+            return None
+        held = [work.features[batch.images[number]] for number in batch.image_order]
+        return SimpleNamespace(
+            pooler_output=tuple(image.tokens for image in held),
+            deepstack_features=[tuple(layer) for layer in zip(*(image.deep for image in held), strict=True)],
+        )
+
+    def _run_tower(self, batch: PackedBatch, work: StepWork) -> None:
         inner = self.base.model
-        with torch.no_grad():
-            if not batch.image_order:
-                inner.get_image_features(*_blank_image(self.base.config.vision_config, batch.input_ids.device))
-                return None
-            images = batch.image_inputs
-            features = inner.get_image_features(images["pixel_values"], images["image_grid_thw"])
-        pick = lambda pieces: tuple(pieces[number] for number in batch.image_order)  # noqa: E731
-        features.pooler_output = pick(features.pooler_output)
-        features.deepstack_features = [pick(layer) for layer in features.deepstack_features]
-        return features
+        if not batch.fresh:
+            inner.get_image_features(*_blank_image(self.base.config.vision_config, batch.input_ids.device))
+            return
+        pixels, grids = batch.image_inputs["pixel_values"], batch.image_inputs["image_grid_thw"]
+        output = inner.get_image_features(pixels, grids)
+        work.patches += len(pixels)
+        for place, number in enumerate(batch.fresh):
+            layers = [layer[place].clone() for layer in (output.pooler_output, *output.deepstack_features)]
+            work.features[batch.images[number]] = ImageFeatures(grids[place].cpu(), layers[0], tuple(layers[1:]))
 
 
 def _blank_image(vision: Any, device: torch.device) -> tuple[Tensor, Tensor]:

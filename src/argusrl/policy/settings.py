@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from argusrl.config.sections import Config
+if TYPE_CHECKING:  # a rank has its settings from the driver and needs nothing that reads recipes
+    from argusrl.config.sections import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class PolicySettings:
     clip_low: float = 0.2
     clip_high: float = 0.2
     importance_cap: float | None = 2.0
+    kl_weight: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -68,6 +70,7 @@ class PolicySettings:
             clip_low=config.algorithm.clip_low,
             clip_high=config.algorithm.clip_high,
             importance_cap=config.algorithm.importance_cap,
+            kl_weight=config.algorithm.kl_weight,
             betas=config.optimizer.betas,
             epsilon=config.optimizer.epsilon,
             weight_decay=config.optimizer.weight_decay,

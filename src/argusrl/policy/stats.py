@@ -19,7 +19,7 @@ class Stats:
     """One forward and backward over an update, the same on all ranks. Means are over computed response tokens."""
 
     tokens: int  # response tokens computed; 0 where no group of the update had signal
-    row_tokens: int  # tokens that went through the model
+    row_tokens: int  # tokens of the computed rows, each row's own
     loss: float  # with the update's own denominator
     entropy: float  # nats, of the sampling distribution
     ratio: float  # mean new / old probability
@@ -28,6 +28,7 @@ class Stats:
     clamped_tokens: int  # log-ratios beyond ±20
     gap_mean: float  # |trainer - engine| log-probabilities before the update
     gap_max: float
+    kl: float = 0.0  # mean k3 estimate to the reference, in nat; 0 where kl_weight is
     broken: Broken | None = None  # optimizer_step will update nothing
 
 
@@ -39,3 +40,20 @@ class UpdateStats:
     learning_rate: float
     skipped: str | None = None  # "no signal" | "non-finite " and a word of Broken.what
     broken: Broken | None = None  # where it began; None, too, where only the sum of finite gradients overflowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """What all ranks pushed through the model in a step, and the least that would have done.
+
+    The least: each group's tokens as a tree that holds every shared beginning once; each different image once.
+    """
+
+    tokens: int  # through the language model, training passes only
+    row_tokens: int  # had each row been computed alone
+    unique_tokens: int  # the least
+    patches: int  # through the vision tower
+    row_patches: int  # had each row been computed alone
+    unique_patches: int  # the least
+    places: int  # of attention's queries
+    padding: int  # of them, without a token

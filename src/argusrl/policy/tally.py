@@ -12,7 +12,7 @@ from argusrl.algorithms.losses import LossSums
 from argusrl.policy.inputs import PackedBatch
 from argusrl.policy.stats import Broken, Stats
 
-_SUMS = ("loss", "entropy", "ratio", "clipped", "cut", "clamped", "gap", "tokens", "row_tokens")
+_SUMS = ("loss", "entropy", "ratio", "clipped", "cut", "clamped", "gap", "kl", "tokens", "row_tokens")
 _CHECKED = ("advantage", "engine log-probability", "log-probability", "loss", "gradient")
 _WIDTH = len(_SUMS) + 3  # then the largest gap, the first broken micro-batch (-1: none), what broke in it
 
@@ -30,7 +30,8 @@ class Tally:
     ) -> None:
         """One micro-batch after its backward. `new` is [N] detached; `gradient` says whether it is finite."""
         gap = (new - batch.engine).abs()
-        values = [parts.loss.detach(), entropies.sum(), parts.ratio, parts.clipped, parts.cut, parts.clamped, gap.sum()]
+        own = (parts.ratio, parts.clipped, parts.cut, parts.clamped, gap.sum(), parts.kl)
+        values = [parts.loss.detach(), entropies.sum(), *own]
         counts = [self._sums.new_tensor(count) for count in (len(gap), row_tokens)]
         self._sums += torch.stack([value.double() for value in values] + counts)
         if len(gap):
@@ -80,6 +81,7 @@ def _stats(rows: Tensor, denominator_tokens: int) -> Stats:
         clamped_tokens=int(sums["clamped"]),
         gap_mean=mean["gap"],
         gap_max=gap_max,
+        kl=mean["kl"],
         broken=_first_broken(rows[:, -2:].long().tolist()),
     )
 

@@ -38,6 +38,7 @@ from argusrl.errors import (
     NodesMissing,
     NumericsError,
     StorageError,
+    StorageUnusable,
     WorkerError,
 )
 from argusrl.recovery.faults import Fault, FaultKind
@@ -45,7 +46,10 @@ from argusrl.recovery.faults import Fault, FaultKind
 Action = Literal["replace_engine", "recover", "restart_driver", "wait", "quarantine", "stop"]
 
 SAME_FAULT_LIMIT = 3
-RETRIED_CODES = frozenset({1, ClusterError.exit_code, WorkerError.exit_code, DeadlineError.exit_code})
+RETRIED_CODES = frozenset(
+    {1, StorageError.exit_code, ClusterError.exit_code, WorkerError.exit_code, DeadlineError.exit_code}
+)
+WAITED_FOR = frozenset({NodesMissing.__name__, StorageUnusable.__name__})  # trying again would only wait again
 # What the same command would meet again: a person, or another driver, has to act first.
 FINAL_CODES = frozenset(
     kind.exit_code for kind in (ConfigError, DataError, ModelError, CorruptionError, FencedError, NumericsError)
@@ -117,7 +121,7 @@ def decide_attempt(history: Sequence[AttemptEnd], settings: RecoverySection) -> 
         return Decision("stop", "the run is complete")
     if last.exit_code == Interrupted.exit_code:
         return Decision("stop", "interrupted; the same command resumes it", last.exit_code)
-    if last.exit_code > 0 and (last.exit_code not in RETRIED_CODES or last.error == NodesMissing.__name__):
+    if last.exit_code > 0 and (last.exit_code not in RETRIED_CODES or last.error in WAITED_FOR):
         return Decision("stop", last.message or f"ended with code {last.exit_code}", last.exit_code)
     decision = decide([_fault(end) for end in history if end.exit_code != 0], settings)
     if decision.action == "stop" and last.exit_code > 0:

@@ -21,7 +21,7 @@ from argusrl.recovery.failpoints import (
 from argusrl.storage.layout import RunFolder
 
 FIRST_STEP = 2  # of the first shot: step 1 tells how long a cold start takes
-_DELAYS_SECONDS = (0.0, 0.0, 0.05, 0.2, 0.5)
+DELAYS_SECONDS = (0.0, 0.0, 0.05, 0.2, 0.5)
 _COMPARED = ("adapter", "state_digest", "prompt_position", "trajectories")
 
 
@@ -58,6 +58,7 @@ def draw_plan(
     points: Sequence[Point] = STEP_POINTS,
     second_faults: int = 0,
     spacing: int = 1,
+    delays_seconds: Sequence[float] = DELAYS_SECONDS,
 ) -> Plan:
     """One shot every `spacing` steps from FIRST_STEP on: victims in turn, point and delay drawn from the seed.
 
@@ -71,7 +72,7 @@ def draw_plan(
             victim=victims[(number + seed) % len(victims)],
             number=dice.randrange(64),
             how=dice.choice(hows),
-            after_seconds=dice.choice(_DELAYS_SECONDS),
+            after_seconds=dice.choice(delays_seconds),
         )
         for number in range(shots)
     ]
@@ -86,7 +87,7 @@ def draw_plan(
                 step=first.step,
                 victim=dice.choice(others),
                 number=dice.randrange(64),
-                after_seconds=dice.choice(_DELAYS_SECONDS[:3]),
+                after_seconds=dice.choice(DELAYS_SECONDS[:3]),
             )
         )
     return Plan(shots=tuple(drawn), seed=seed)

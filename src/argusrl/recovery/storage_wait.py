@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from argusrl.errors import StorageError
+from argusrl.errors import StorageError, StorageUnusable
 from argusrl.journal.epochs import numbered
 from argusrl.storage.digests import sha256_file
 from argusrl.storage.layout import RunFolder
@@ -29,7 +29,7 @@ async def await_storage(
 ) -> float:
     """Wait until `storage_problem` finds none; the seconds that took.
 
-    `say` gets the reason when it appears or changes. Raises StorageError with the reason after the deadline.
+    `say` gets the reason when it appears or changes. Raises StorageUnusable after the deadline.
     """
     begin, pause, said = time.monotonic(), _FIRST_PAUSE_SECONDS, ""
     while True:
@@ -39,7 +39,7 @@ async def await_storage(
         if problem is None:
             return waited
         if waited >= deadline_seconds:
-            raise StorageError(
+            raise StorageUnusable(
                 f"{problem}; waited {waited:.0f} s",
                 "mend it and run the same command again: it resumes (recovery.storage_wait_seconds is the limit)",
             )

@@ -55,6 +55,7 @@ class _Supervisor:
     head: _Head
     first_epoch: int = 0
     own_attempts: set[int] = field(default_factory=set)
+    storage_well_at: float = field(default_factory=time.monotonic)  # a driver may have waited for it already
 
     def run(self) -> int:
         history: list[AttemptEnd] = []
@@ -91,9 +92,10 @@ class _Supervisor:
     def _begin(self) -> int | None:
         """The number of the next attempt, its folder made; waits for storage. None when asked to stop meanwhile."""
         limit, said = self.config.recovery.storage_wait_seconds, ""
-        deadline = time.monotonic() + limit
+        deadline = self.storage_well_at + limit
         while not self.signals.asked_to_stop:
-            problem = storage_problem(self.folder, "")  # whether the commits are there is for the driver to see
+            # Whether the commits are there is for the driver to see.
+            problem = storage_problem(self.folder, "", self.config.recovery.min_free_bytes)
             if problem is None:
                 try:
                     attempt = next_attempt(self.folder)
@@ -130,6 +132,7 @@ class _Supervisor:
             if fault is not None:
                 process.kill()
         verdict = _verdict(self.folder, attempt, process.returncode, fault)
+        self.storage_well_at = watch.beat_at if verdict.exit_code == StorageError.exit_code else time.monotonic()
         return AttemptEnd(
             exit_code=verdict.exit_code,  # a driver that crashed while it cleaned up after itself has ended as it says
             ended_at=time.time(),
@@ -192,7 +195,7 @@ class _Watch:
         self.limit_seconds = config.recovery.driver_silence_seconds
         self.start_seconds = config.cluster.start_timeout_seconds  # until the first beat
         self.last_beat = 0.0
-        self.changed_at = time.monotonic()
+        self.beat_at = self.changed_at = time.monotonic()
 
     def silence(self) -> DeadlineError | None:
         """Why the driver must be taken for hung; None while it need not be."""
@@ -202,7 +205,7 @@ class _Watch:
             heartbeat = None
         now = time.monotonic()
         if heartbeat is not None and heartbeat.time != self.last_beat:
-            self.last_beat, self.changed_at = heartbeat.time, now
+            self.last_beat, self.beat_at, self.changed_at = heartbeat.time, now, now
         limit = self.limit_seconds + (0.0 if self.last_beat else self.start_seconds)
         if now - self.changed_at <= limit:
             return None

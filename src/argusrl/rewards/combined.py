@@ -12,7 +12,7 @@ from argusrl.config.sections import RewardSection
 from argusrl.errors import ConfigError
 from argusrl.rewards.base import Reward, RewardFailed, Scorable
 from argusrl.rewards.http import HttpReward
-from argusrl.rewards.pooled import EnvironmentReward, FunctionReward
+from argusrl.rewards.pooled import EnvironmentReward, FunctionReward, finite
 
 
 class PreparedReward(Reward, Protocol):
@@ -76,7 +76,8 @@ class RewardSet:
         if failures:
             raise min(failures, key=lambda failure: isinstance(failure, RewardFailed) and failure.infrastructure)
         scores = {reward.name: float(result) for reward, result in zip(self.rewards, results, strict=True)}  # type: ignore[arg-type]
-        return sum(reward.weight * scores[reward.name] for reward in self.rewards), scores
+        total = sum(reward.weight * scores[reward.name] for reward in self.rewards)
+        return finite("the weighted sum of rewards", total), scores
 
     async def close(self) -> None:
         """End processes and connections; scores under way fail as infrastructure."""

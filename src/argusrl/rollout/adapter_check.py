@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from argusrl.errors import AdapterRefused, CorruptionError
+from argusrl.errors import AdapterRefused
 from argusrl.rollout.engine import EngineSettings
-from argusrl.storage.manifest import has_manifest, read_manifest
 from argusrl.types import AdapterRef
 
 
-def check_published(ref: AdapterRef, folder: Path) -> None:
+def check_lora_config(ref: AdapterRef, config: bytes, settings: EngineSettings) -> None:
     try:
-        if not has_manifest(folder):
-            raise CorruptionError(f"{folder} has no manifest: it was not published to its end")
-        read_manifest(folder)
-    except CorruptionError as error:
-        raise AdapterRefused(f"adapter version {ref.version}: {error.message}", error.hint) from error
-
-
-def check_lora_config(ref: AdapterRef, folder: Path, settings: EngineSettings) -> None:
-    try:
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        asked = json.loads(config)
+        found, wanted = (asked.get("r"), asked.get("lora_alpha")), (settings.lora_rank, settings.lora_alpha)
+    except (ValueError, AttributeError) as error:
         raise AdapterRefused(f"adapter version {ref.version}: adapter_config.json: {error}") from error
-    found, wanted = (config.get("r"), config.get("lora_alpha")), (settings.lora_rank, settings.lora_alpha)
     if found != wanted:
         raise AdapterRefused(
             f"adapter version {ref.version} has rank {found[0]} and alpha {found[1]}, "

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from argusrl.types import AdapterRef, StopReason
+from argusrl.types import AdapterFiles, AdapterRef, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +78,11 @@ class EngineProgress:
     running_requests: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # served from the prefix cache
+    computed_prompt_tokens: int = 0  # by the scheduler's orders, those of scores left out
+    needed_prompt_tokens: int = 0  # the least of them, with a prefix cache that never evicts
+    distinct_prompt_tokens: int = 0  # the same if equal prompts were one
+    encoded_image_tokens: int = 0  # that left the vision tower
+    needed_image_tokens: int = 0  # of them, each image once per adapter version
     adapter_version: int | None = None
 
 
@@ -103,6 +107,8 @@ class EngineSettings:
     min_pixels: int | None = None
     max_pixels: int | None = None
     revision: str | None = None
+    live_versions: int = 1  # adapters that can be asked for at any time: the newest ones
+    merged: bool = False  # LoRA goes into the weights, one version at a time, instead of through kernels
     lora_targets: tuple[str, ...] = ()  # last name parts of the adapted modules, "q_proj"; empty: all vLLM supports
     options: dict[str, object] = field(default_factory=dict)
 
@@ -118,12 +124,15 @@ class Engine(Protocol):
         """
         ...
 
-    async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:
-        """Load a published adapter under a new name and id and return the digest of what was loaded.
+    async def load_adapter(self, ref: AdapterRef, files: AdapterFiles) -> str:
+        """Load an adapter from memory under a new name and id and return the digest of what was loaded.
 
         The digest is computed from the tensors inside the engine's model layers, and equals `ref.sha256` when
         every published tensor reached a layer unchanged; otherwise AdapterRefused is raised and nothing is served.
-        Older versions are dropped. Loading the version that is already live is a no-op.
+        Older versions than `live_versions` are dropped. Loading the version that is already live is a no-op.
+
+        An engine with `settings.merged`, or one of full-parameter training, replaces its weights: it raises EngineError
+        while requests run, and refuses a request for other weights than those under which others run.
         """
         ...
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from argusrl.environments.base import EnvironmentFailed, EnvironmentSession, StepResult
 from argusrl.errors import DeadlineError, EngineError
+from argusrl.journal.records import Partial
 from argusrl.rewards.base import RewardFailed, Scorable
 from argusrl.rollout.engine import Completion
 from argusrl.rollout.group_sampler import EngineClient, GroupSampler, Place, Reply
@@ -48,19 +49,8 @@ class Recorder(Protocol):
         """Turn `index` is complete. Earlier records of it, and of later ones, are of a try that was given up."""
         ...
 
-    def partial(
-        self,
-        key: TrajectoryKey,
-        turn_index: int,
-        offset: int,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        *,
-        adapter_version: int,
-        adapter_sha256: str,
-        place: str,
-    ) -> None:
-        """Tokens `offset` … of a reply that is still being sampled after `place`; offset 0 begins it anew."""
+    def partial(self, record: Partial) -> None:
+        """A span of a reply that is still being sampled; offset 0 begins it anew."""
         ...
 
 
@@ -73,7 +63,7 @@ class Unrecorded:
     def turn(self, key: TrajectoryKey, index: int, turn: Turn) -> None:
         pass
 
-    def partial(self, *_: object, **__: object) -> None:
+    def partial(self, record: Partial) -> None:
         pass
 
 
@@ -358,16 +348,17 @@ class _Episode:
     def _record(self, place: Place, index: int, reply: Reply, recorded: int) -> int:
         """Keep the tokens after the first `recorded` ones; how many are kept then."""
         if len(reply.ids) > recorded:
-            self.recorder.partial(
-                self.sample.key,
-                index,
-                recorded,
-                reply.ids[recorded:],
-                reply.logprobs[recorded:],
+            span = Partial(
+                key=self.sample.key,
+                turn=index,
+                offset=recorded,
+                ids=tuple(reply.ids[recorded:]),
+                logprobs=tuple(reply.logprobs[recorded:]),
                 adapter_version=self._adapter_version,
                 adapter_sha256=self.settings.adapter_sha256,
                 place=place.digest(),
             )
+            self.recorder.partial(span)
         return len(reply.ids)
 
     def _render(self, messages: Sequence[Message], turns: list[Turn]) -> Rendered:

@@ -17,6 +17,7 @@ from argusrl.errors import ModelError
 from argusrl.types import Image, Message
 
 _REPLY = "argusrl-reply"  # stands for a reply whose ids are already known; no template treats it specially
+_REMEMBERED_SIZES = 1024  # of images
 
 
 class RenderingRefused(Exception):
@@ -31,6 +32,14 @@ class Rendered:
     expanded_ids: tuple[int, ...]  # as many as the image has tokens (trainer)
     images: tuple[Image, ...]
     image_patches: int  # before merging
+
+
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """What the processor makes of a text or a placeholder: all its tokens, and patches before merging."""
+
+    ids: tuple[int, ...]
+    patches: int
 
 
 class Renderer:
@@ -60,6 +69,7 @@ class Renderer:
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.shows_images = hasattr(self.processor, "image_processor")
         self.template_options = dict(template_options or {})
+        self._expansions: dict[tuple[int, int], _Expansion] = {}  # by width and height
         if chat_template is not None:
             self.processor.chat_template = self.tokenizer.chat_template = chat_template.read_text()
         if not getattr(self.processor, "chat_template", None) and not self.tokenizer.chat_template:
@@ -195,16 +205,53 @@ class Renderer:
             raise RenderingRefused(f"the chat template makes {placeholders} placeholders of {len(images)} images")
         if not images:
             return Rendered(collapsed_ids=collapsed, expanded_ids=collapsed, images=(), image_patches=0)
+        if all(_size(image) in self._expansions for image in images):
+            processed = self._expanded(collapsed, images)
+        else:
+            processed = self._process(text, images)
+            self._learn(images, collapsed, processed)
+        return Rendered(
+            collapsed_ids=collapsed, expanded_ids=processed.ids, images=images, image_patches=processed.patches
+        )
+
+    def _process(self, text: str, images: Sequence[Image]) -> _Expansion:
+        """What the model's processor makes of a text with these images."""
         try:
             inputs = self.processor(text=[text], images=[decode(image) for image in images], add_special_tokens=False)
         except ValueError as error:
             raise RenderingRefused(f"the processor refuses these images: {error}") from error
-        ids = inputs["input_ids"][0]
         grid = inputs.get("image_grid_thw")
         patches = sum(int(t) * int(h) * int(w) for t, h, w in grid) if grid is not None else len(images)
-        return Rendered(
-            collapsed_ids=collapsed,
-            expanded_ids=tuple(int(token) for token in ids),
-            images=images,
-            image_patches=patches,
-        )
+        return _Expansion(tuple(int(token) for token in inputs["input_ids"][0]), patches)
+
+    def _learn(self, images: Sequence[Image], collapsed: Sequence[int], processed: _Expansion) -> None:
+        """Remember what images of these sizes expand to, so that pixels need not be processed only to count tokens.
+
+        Nothing is remembered where `processed`, the processor's own work, cannot be put together from it.
+        """
+        placeholder = self.tokenizer.convert_ids_to_tokens(self.image_token_id)
+        unknown = {_size(image): image for image in images if _size(image) not in self._expansions}
+        for size, image in unknown.items():
+            self._expansions[size] = self._process(placeholder, [image])
+        if self._expanded(collapsed, images) != processed:
+            for size in unknown:
+                del self._expansions[size]
+        while len(self._expansions) > _REMEMBERED_SIZES:
+            del self._expansions[next(iter(self._expansions))]
+
+    def _expanded(self, collapsed: Sequence[int], images: Sequence[Image]) -> _Expansion:
+        parts = iter([self._expansions[_size(image)] for image in images])
+        ids: list[int] = []
+        patches = 0
+        for token in collapsed:
+            if token == self.image_token_id:
+                part = next(parts)
+                ids += part.ids
+                patches += part.patches
+            else:
+                ids.append(token)
+        return _Expansion(tuple(ids), patches)
+
+
+def _size(image: Image) -> tuple[int, int]:
+    return image.width, image.height

@@ -21,7 +21,7 @@ class ServedAdapter:
     """One adapter version that was proven, and how many sequences run under it."""
 
     ref: AdapterRef
-    request: Any  # vLLM's LoRARequest; None for full parameters
+    request: Any  # vLLM's LoRARequest; None where the weights themselves are the version
     running: int = 0
 
 
@@ -71,6 +71,7 @@ class RunningSequence:
     batch: Batch
     index: int
     state: Any  # vLLM's RequestState
+    scheduled: Any  # vLLM's Request
     _sent: int = field(default=0)
 
     @property

@@ -11,7 +11,7 @@ _CPU_CACHE_BYTES = 128 << 20
 _CPU_BATCH_TOKENS = 4096
 
 
-def engine_environment(settings: EngineSettings) -> dict[str, str]:
+def engine_environment(device: str) -> dict[str, str]:
     """Environment variables of the process that holds the engine; set them before vllm is imported there."""
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -21,7 +21,7 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if settings.device == "cpu":
+    if device == "cpu":
         # Cores are shared with a rank, so no binding. Compiling the sampler would cost more than it ever gives back.
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
     return environment
@@ -55,9 +55,10 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     pixels = {"min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}
     if settings.max_images and (pixels := {name: value for name, value in pixels.items() if value is not None}):
         arguments["mm_processor_kwargs"] = pixels
-    if settings.lora_rank is not None:
-        # Two slots: requests under the previous version may still run while the next one is loaded and proven.
-        arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": 2, "max_cpu_loras": 4}
+    if settings.lora_rank is not None and not settings.merged:
+        # One slot more: requests under the previous version may still run while the next one is loaded and proven.
+        slots = settings.live_versions + 1
+        arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": slots, "max_cpu_loras": 4}
         arguments["lora_target_modules"] = list(settings.lora_targets) or None
     if settings.cache_bytes is not None or settings.device == "cpu":
         arguments["kv_cache_memory_bytes"] = settings.cache_bytes or _CPU_CACHE_BYTES

@@ -12,24 +12,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from argusrl.errors import EngineError, WorkerError
-from argusrl.rollout.adapter_check import check_lora_config, check_published, check_reports, refusal
 from argusrl.rollout.engine import Canary, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.image_store import ImageStore
-from argusrl.rollout.sequences import Batch, Piece, RunningSequence, ServedAdapter, span_of
+from argusrl.rollout.sequences import Batch, Piece, RunningSequence, span_of
 from argusrl.rollout.stepping import SteppingThread
+from argusrl.rollout.versions import versions_of
 from argusrl.rollout.vllm_arguments import engine_arguments, engine_environment
-from argusrl.types import AdapterRef
+from argusrl.rollout.work_counter import WorkCounter
+from argusrl.types import AdapterFiles, AdapterRef
 
 T = TypeVar("T")
 
 _IMAGE_STORE_BYTES = 512 << 20
 _SPAN_SECONDS = 0.1  # between two readings of the sequences that run; a finished one does not wait
 _AWAKE, _WEIGHTS, _ASLEEP = "awake", "awake without its cache", "asleep"
-_BROKEN = "broken: its weights were replaced in part"
 
 
 class VllmEngine:
@@ -43,9 +42,6 @@ class VllmEngine:
         self._settings = settings
         self._images = ImageStore(_IMAGE_STORE_BYTES)
         self._ids = itertools.count(1)
-        self._adapter_ids = itertools.count(1)
-        self._live: ServedAdapter | None = None
-        self._draining: list[ServedAdapter] = []  # earlier versions with sequences still running
         self._sequences: dict[str, RunningSequence] = {}  # by request id
         self._state = _AWAKE
         self._closed = False
@@ -55,6 +51,8 @@ class VllmEngine:
         self._next_reading = 0.0  # of time.monotonic
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="engine-preparation")
         self._scheduler = engine.engine_core.engine_core.scheduler
+        self._work = WorkCounter(self._scheduler)
+        self._versions = versions_of(settings)(engine, settings, changed=self._work.forget, lost=self._fail)
         self._stepping = SteppingThread(
             step=self._step, busy=engine.has_unfinished_requests, failed=self._fail, name="engine-stepping"
         )
@@ -62,14 +60,15 @@ class VllmEngine:
     @classmethod
     def start(cls, settings: EngineSettings) -> Self:
         """Load the model and return a running engine (blocks for seconds to minutes). Raises EngineError."""
-        os.environ.update(engine_environment(settings))
-        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would silently override kv_cache_memory_bytes
+        _prepare_environment(settings)
         from vllm import EngineArgs, LLMEngine
 
         try:
             engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(settings)))
             _keep_processed_images_here(engine)
             attached = engine.collective_rpc("argusrl_attach_noise")
+            if settings.merged:
+                engine.collective_rpc("argusrl_keep_pristine", args=(list(settings.lora_targets),))
         except Exception as error:
             raise EngineError(
                 f"vLLM did not start with {settings.model}: {type(error).__name__}: {error}",
@@ -115,8 +114,8 @@ class VllmEngine:
         rows = output.prompt_logprobs[-len(canary.response_ids) :] if canary.response_ids else []
         return [float(row[token].logprob) for row, token in zip(rows, canary.response_ids, strict=True)]
 
-    async def load_adapter(self, ref: AdapterRef, folder: Path) -> str:
-        return await self._between_steps(lambda: self._load_adapter(ref, folder))
+    async def load_adapter(self, ref: AdapterRef, files: AdapterFiles) -> str:
+        return await self._between_steps(lambda: self._load_adapter(ref, files))
 
     async def sleep(self) -> None:
         await self._between_steps(self._sleep)
@@ -191,9 +190,11 @@ class VllmEngine:
 
     def _admit(self, batch: Batch, prepared: Any, request: SampleRequest) -> None:
         """Give the engine one sequence per seed; they share prompt and processed images."""
+        if self._lost is not None:
+            raise self._lost
         if self._state != _AWAKE:
             raise EngineError(f"the engine is {self._state}", "wake it before sampling")
-        batch.adapter = self._adapter_of(request.adapter_version)
+        batch.adapter = self._versions.ready(request.adapter_version, len(self._sequences))
         try:
             for place, seed in enumerate(request.seeds):
                 one = copy.copy(prepared)
@@ -204,38 +205,23 @@ class VllmEngine:
                 name = one.request_id  # vLLM lengthens the id it keeps
                 batch.engine_ids.append(self._engine.add_request(name, one, one.sampling_params))
                 state = self._engine.output_processor.request_states[batch.engine_ids[-1]]
-                self._sequences[name] = RunningSequence(batch, place, state)
+                scheduled = self._scheduler.requests[batch.engine_ids[-1]]
+                self._sequences[name] = RunningSequence(batch, place, state, scheduled)
+                self._work.arrived(scheduled)
                 if batch.adapter:
                     batch.adapter.running += 1
         except Exception as error:
             self._abort(batch)
             raise EngineError(f"vLLM refused request {request.id}: {error}") from error
 
-    def _adapter_of(self, version: int | None) -> ServedAdapter | None:
-        if version is None:
-            if self._live is not None and self._live.request is None:
-                raise EngineError("full training replaced the base model, there is nothing to sample without a version")
-            return None
-        for adapter in (self._live, *self._draining):
-            if adapter is not None and adapter.ref.version == version:
-                return adapter
-        held = self._live.ref.version if self._live else None
-        raise EngineError(f"adapter version {version} is not loaded, the engine serves {held}")
-
     def _abort(self, batch: Batch) -> None:
         self._engine.abort_request(batch.engine_ids, internal=True)
         for name in [name for name, sequence in self._sequences.items() if sequence.batch is batch]:
-            self._ended_tokens += self._sequences.pop(name).tokens
-            self._release(batch.adapter)
+            sequence = self._sequences.pop(name)
+            self._ended_tokens += sequence.tokens
+            self._work.left(sequence.scheduled)
+            self._versions.release(batch.adapter)
         self._read_progress()
-
-    def _release(self, adapter: ServedAdapter | None) -> None:
-        if adapter is None:
-            return
-        adapter.running -= 1
-        if adapter.running == 0 and adapter in self._draining:
-            self._draining.remove(adapter)
-            self._drop(adapter)
 
     # ---- the stepping thread
 
@@ -245,7 +231,8 @@ class VllmEngine:
             sequence = self._sequences.pop(output.request_id, None)
             if sequence is None:
                 continue  # aborted meanwhile
-            self._release(sequence.batch.adapter)
+            self._versions.release(sequence.batch.adapter)
+            self._work.left(sequence.scheduled)
             self._count(output)
             if (piece := sequence.take(output)) is not None:
                 news[sequence.batch].append(piece)
@@ -274,7 +261,8 @@ class VllmEngine:
             self._progress,
             generated_tokens=self._ended_tokens + sum(sequence.tokens for sequence in self._sequences.values()),
             running_requests=len(self._sequences),
-            adapter_version=self._live.ref.version if self._live else None,
+            adapter_version=self._versions.live.ref.version if self._versions.live else None,
+            **self._work.read(),
         )
 
     def _fail(self, reason: WorkerError) -> None:
@@ -289,55 +277,21 @@ class VllmEngine:
 
     # ---- adapters
 
-    def _load_adapter(self, ref: AdapterRef, folder: Path) -> str:
-        if self._state in (_ASLEEP, _BROKEN):
-            raise EngineError(f"the engine is {self._state}", "wake its weights before loading, or start a new engine")
-        if self._live is not None and self._live.ref == ref:
-            return ref.sha256
-        check_published(ref, folder)
-        load = self._load_weights if self._settings.lora_rank is None else self._load_lora
-        adapter = load(ref, folder)
-        previous, self._live = self._live, adapter
-        if previous is not None and previous.running:
-            self._draining.append(previous)
-        elif previous is not None:
-            self._drop(previous)
+    def _load_adapter(self, ref: AdapterRef, files: AdapterFiles) -> str:
+        if self._lost is not None:
+            raise self._lost
+        if self._state == _ASLEEP:
+            raise EngineError("the engine is asleep", "wake its weights before loading")
+        self._versions.load(ref, files, len(self._sequences))
         self._read_progress()
+        self._preparation.submit(self._forget_processed_images)
         return ref.sha256
 
-    def _load_lora(self, ref: AdapterRef, folder: Path) -> ServedAdapter:
-        from vllm.lora.request import LoRARequest
-
-        check_lora_config(ref, folder, self._settings)
-        number = next(self._adapter_ids)
-        # A name and an id that never existed: vLLM serves stale weights and stale caches under known ones.
-        request = LoRARequest(f"v{ref.version:06d}-{ref.sha256[:12]}-{number}", number, str(folder))
-        try:
-            self._engine.add_lora(request)
-            check_reports(ref, self._engine.collective_rpc("argusrl_prove_adapter", args=(number, str(folder))))
-        except Exception as error:
-            self._engine.remove_lora(number)
-            raise refusal(ref, error) from error
-        return ServedAdapter(ref, request)
-
-    def _load_weights(self, ref: AdapterRef, folder: Path) -> ServedAdapter:
-        if self._sequences:
-            raise EngineError(f"weights cannot be replaced while {len(self._sequences)} sequences run")
-        try:
-            check_reports(ref, self._engine.collective_rpc("argusrl_check_weights", args=(str(folder),)))
-        except Exception as error:
-            raise refusal(ref, error) from error
-        before, self._state = self._state, _BROKEN  # until every weight is in
-        self._engine.collective_rpc("argusrl_load_weights", args=(str(folder),))
-        # Weights changed under the same names: what the caches hold belongs to the weights before.
-        self._engine.reset_prefix_cache()
-        self._engine.reset_encoder_cache()
-        self._state = before
-        return ServedAdapter(ref, None)
-
-    def _drop(self, adapter: ServedAdapter) -> None:
-        if adapter.request is not None:
-            self._engine.remove_lora(adapter.request.lora_int_id)
+    def _forget_processed_images(self) -> None:
+        """Groups and turns of one step share them; vLLM would keep those of all steps, up to 4 GiB."""
+        cache = self._engine.renderer.mm_processor_cache
+        if cache is not None:
+            cache.clear_cache()
 
     # ---- sleep and end
 
@@ -385,6 +339,11 @@ def _keep_processed_images_here(engine: Any) -> None:
         engine.engine_core.engine_core.mm_receiver_cache = None
 
 
+def _prepare_environment(settings: EngineSettings) -> None:
+    os.environ.update(engine_environment(settings.device))
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would silently override kv_cache_memory_bytes
+
+
 def _sampling_parameters(parameters: dict[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -402,5 +361,13 @@ def _sampling_parameters(parameters: dict[str, Any]) -> Any:
 
 
 def preload() -> None:
-    """Import what an engine needs: most of the time that its start takes."""
-    import vllm  # noqa: F401
+    """Import what an engine needs: most of the time that its start takes. `import vllm` alone is next to nothing."""
+    from vllm import EngineArgs, LLMEngine  # noqa: F401
+
+
+def preload_model(settings: EngineSettings) -> None:
+    """Import, beyond that, what belongs to the model and to this machine; vLLM's configuration asks for it."""
+    _prepare_environment(settings)
+    from vllm import EngineArgs
+
+    EngineArgs(**engine_arguments(settings)).create_engine_config()

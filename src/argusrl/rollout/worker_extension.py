@@ -3,20 +3,24 @@ cross a process border."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING, Any
 
+from argusrl.rollout.merging import USE_LORA, CannotMerge, MergedWeights, renames_of
 from argusrl.rollout.sampling_noise import PositionKeyedNoise
+from argusrl.storage.adapter_folder import tensors_of
+from argusrl.storage.digests import logical_digest
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Buffer
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker class; methods are called through `collective_rpc`."""
 
     model_runner: Any
+    merged_weights: MergedWeights  # of an engine that merges
 
     def argusrl_attach_noise(self) -> int:
         """Connect the noise to the batch's generators. Returns how many processors were connected."""
@@ -26,56 +30,107 @@ class WorkerExtension:
             processor.attach(batch.generators)
         return len(processors)
 
-    def argusrl_prove_adapter(self, lora_id: int, folder: str) -> dict[str, str]:
-        """Compare what lies in the model's LoRA layers with the published file.
+    def argusrl_load_adapter(self, lora_id: int, config: bytes, file: Buffer) -> dict[str, str]:
+        """Load a LoRA adapter (adapter_config.json, safetensors file) under an id that never existed, and prove it.
+
+        Returns what `argusrl_prove_adapter` does.
+        """
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        loras = self.model_runner.lora_manager
+        adapters = loras._adapter_manager
+        helper = PEFTHelper.from_dict(json.loads(config))
+        helper.validate_legal(loras.lora_config)
+        lora = LoRAModel.from_lora_tensors(
+            lora_id,
+            _tensors(file),  # its own: vLLM multiplies them by the scaling, in place
+            helper,
+            device="cpu",
+            dtype=loras.lora_config.lora_dtype,
+            model_vocab_size=loras.vocab_size,
+            weights_mapper=renames_of(adapters.model),
+        )
+        adapters.add_adapter(lora)
+        adapters.activate_adapter(lora_id)
+        return self.argusrl_prove_adapter(lora_id, config, file)
+
+    def argusrl_prove_adapter(self, lora_id: int, config: bytes, file: Buffer) -> dict[str, str]:
+        """Compare what lies in the model's LoRA layers with the safetensors file that was published.
 
         Returns {"sha256": logical digest of the file's tensors} when every tensor of the file reached exactly one
         layer unchanged (up to vLLM's own cast, scaling and sharding) and nothing else is in the adapter's slot;
         {"problem": reason} otherwise.
         """
-        from safetensors.torch import load_file
-
-        from argusrl.storage.digests import logical_digest
-
-        tensors = load_file(str(Path(folder, "adapter_model.safetensors")))
+        tensors = _tensors(file)
         adapters = self.model_runner.lora_manager._adapter_manager
-        problem = _not_finite(tensors) or _not_served(adapters, lora_id, tensors, folder)
-        if problem:
-            return {"problem": problem}
-        return {"sha256": logical_digest(_digest_items(tensors))}
+        problem = _not_finite(tensors) or _not_served(adapters, lora_id, tensors, config)
+        return {"problem": problem} if problem else {"sha256": _digest(file)}
 
-    def argusrl_check_weights(self, folder: str) -> dict[str, str]:
-        """Whether the folder's `model.safetensors` (full-parameter training) can replace weights: changes nothing.
+    def argusrl_keep_pristine(self, targets: list[str]) -> int:
+        """Get ready to merge adapters into layers with these last names (none: all): keep hold of the checkpoint's
+        weights. Returns their bytes. Raises CannotMerge."""
+        from vllm.model_executor.model_loader import get_model_loader
+
+        runner = self.model_runner
+        model = runner.get_model()
+        loader: Any = get_model_loader(runner.load_config)
+        if not hasattr(loader, "get_all_weights"):
+            raise CannotMerge(f"{type(loader).__name__} has no checkpoint to go back to; {USE_LORA}")
+        checkpoint = loader.get_all_weights(runner.model_config, model)
+        self.merged_weights = MergedWeights(model, checkpoint, targets)
+        return self.merged_weights.pristine_bytes
+
+    def argusrl_offer_adapter(self, config: bytes, file: Buffer) -> dict[str, str]:
+        """Take a LoRA adapter to be merged by its digest: changes no weight.
+
+        Returns {"sha256": logical digest of the file's tensors} or {"problem": reason}.
+        """
+        tensors, sha256 = _tensors(file), _digest(file)
+        problem = _not_finite(tensors)
+        if not problem:
+            self.merged_weights.offer(sha256, json.loads(config), tensors)
+        return {"problem": problem} if problem else {"sha256": sha256}
+
+    def argusrl_merge(self, sha256: str | None) -> None:
+        """Put an offered adapter into the weights, or with None the base model alone, and read the layers back.
+
+        The caller resets the prefix cache. Raises MergeFailed.
+        """
+        self.merged_weights.merge(sha256)
+
+    def argusrl_check_weights(self, file: Buffer) -> dict[str, str]:
+        """Whether a safetensors file (full-parameter training) can replace weights: changes nothing.
 
         Returns {"sha256": logical digest} or {"problem": reason}.
         """
-        from safetensors.torch import load_file
-
-        from argusrl.storage.digests import logical_digest
-
-        tensors = load_file(str(Path(folder, "model.safetensors")))
+        tensors = _tensors(file)
         problem = _not_finite(tensors) or _not_replaceable(self.model_runner.get_model(), tensors)
-        return {"problem": problem} if problem else {"sha256": logical_digest(_digest_items(tensors))}
+        return {"problem": problem} if problem else {"sha256": _digest(file)}
 
-    def argusrl_load_weights(self, folder: str) -> None:
-        """Replace weights by those of a checked folder. The caller resets vLLM's caches."""
-        from safetensors.torch import load_file
+    def argusrl_load_weights(self, file: Buffer) -> None:
+        """Replace weights by those of a checked file. The caller resets vLLM's caches."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        tensors = load_file(str(Path(folder, "model.safetensors")))
-        self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
+        self.model_runner.reload_weights(weights_iterator=iter(_tensors(file).items()))
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 # A head tied to the embeddings is not reloaded by itself, but on CPU it multiplies with a packed copy.
                 module.quant_method.process_weights_after_loading(module)
 
 
-def _digest_items(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
+def _tensors(file: Buffer) -> dict[str, torch.Tensor]:
+    """Copies of a file's tensors: the file may be read-only memory that processes share."""
     import torch
 
-    for name, tensor in tensors.items():
-        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        yield name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
+    return {
+        one.name: torch.frombuffer(bytearray(one.data), dtype=getattr(torch, one.dtype)).view(one.shape)
+        for one in tensors_of(file)
+    }
+
+
+def _digest(file: Buffer) -> str:
+    return logical_digest((one.name, one.dtype, one.shape, one.data) for one in tensors_of(file))
 
 
 def _not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
@@ -101,7 +156,7 @@ def _not_replaceable(model: Any, tensors: dict[str, torch.Tensor]) -> str | None
     return None
 
 
-def _not_served(adapters: Any, lora_id: int, tensors: dict[str, torch.Tensor], folder: str) -> str | None:
+def _not_served(adapters: Any, lora_id: int, tensors: dict[str, torch.Tensor], config: bytes) -> str | None:
     """Why the slot of `lora_id` does not hold exactly `tensors`, or None."""
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.lora.utils import parse_fine_tuned_lora_name
@@ -109,9 +164,8 @@ def _not_served(adapters: Any, lora_id: int, tensors: dict[str, torch.Tensor], f
     if lora_id not in adapters.lora_index_to_id:
         return "the adapter holds no slot in the model"
     slot = adapters.lora_index_to_id.index(lora_id)
-    peft = PEFTHelper.from_local_dir(folder, None)
-    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
-    mapper = mapper.get_rename_mapper() if mapper is not None else None
+    peft = PEFTHelper.from_dict(json.loads(config))
+    mapper = renames_of(adapters.model)
     published: dict[str, dict[bool, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         module, is_a = parse_fine_tuned_lora_name(name, mapper)

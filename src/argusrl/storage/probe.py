@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import statistics
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from argusrl.errors import StorageError
+from argusrl.errors import StorageError, StorageUnusable
 from argusrl.storage.publish import fsync_path, make_folder, storage_error, storage_faults, temporary_name, write_all
 
 _SAMPLE_BYTES = 8 << 20
@@ -28,7 +29,10 @@ class ProbeResult:
 
 
 def probe_root(root: Path) -> ProbeResult:
-    """Create `root` if needed and try everything a run folder relies on. Raises StorageError, leaves nothing behind."""
+    """Create `root` if needed and try everything a run folder relies on. Raises StorageError, leaves nothing behind.
+
+    StorageUnusable where the file system lacks something.
+    """
     make_folder(root)
     folder = temporary_name(root / "probe")
     with storage_faults(root):
@@ -86,6 +90,7 @@ def _fsync_latency(path: Path) -> float:
     return statistics.median(samples)
 
 
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ENOENT, errno.EIO})  # says nothing of its kind
 _UNFIT = "object stores mounted as folders (S3) cannot do this: use FSx for Lustre, NFS or a local disk as run.root"
 
 
@@ -93,8 +98,7 @@ def _require(root: Path, what: str, action: Callable[[], object]) -> None:
     try:
         action()
     except OSError as error:
-        reason = storage_error(error, root).message
-        raise StorageError(f"{root} cannot hold runs: {what} failed ({reason})", _UNFIT) from error
+        raise _unfit(root, what, error) from error
 
 
 def _require_refusal(root: Path, what: str, action: Callable[[], object]) -> None:
@@ -103,5 +107,12 @@ def _require_refusal(root: Path, what: str, action: Callable[[], object]) -> Non
     except FileExistsError:
         return
     except OSError as error:
-        raise StorageError(f"{root} cannot hold runs: {what} failed ({error})", _UNFIT) from error
-    raise StorageError(f"{root} cannot hold runs: {what} was not refused", _UNFIT)
+        raise _unfit(root, what, error) from error
+    raise StorageUnusable(f"{root} cannot hold runs: {what} was not refused", _UNFIT)
+
+
+def _unfit(root: Path, what: str, error: OSError) -> StorageError:
+    fault = storage_error(error, root)
+    if error.errno in _PASSING:
+        return fault
+    return StorageUnusable(f"{root} cannot hold runs: {what} failed ({fault.message})", _UNFIT)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from argusrl.errors import CorruptionError
 from argusrl.storage.files import read_file
 
@@ -23,7 +25,10 @@ _LOST = "restore the file from a copy; `argusrl runs verify` lists everything th
 
 def encode_sealed(fields: Mapping[str, Any]) -> bytes:
     """Indented JSON of `fields` and their seal. NaN and infinities become strings, JSON has no word for them."""
-    body = _pretty(json_safe(fields))
+    return _sealed(_pretty(fields))
+
+
+def _sealed(body: bytes) -> bytes:
     seal = f'"{SEAL}": "{hashlib.sha256(body).hexdigest()}"'.encode()
     if body == _EMPTY:
         return b"{\n " + seal + _END
@@ -35,7 +40,7 @@ def decode_sealed(data: bytes, path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(data)
         del fields[SEAL]
-        intact = encode_sealed(fields) == data
+        intact = _sealed(_pretty(fields)) == data
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         intact = False
     if not intact:
@@ -66,4 +71,9 @@ def json_safe(value: Any) -> Any:
 
 
 def _pretty(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, indent=1, allow_nan=False).encode() + b"\n"
+    # Commits are long: json's own indenting, and a walk through everything in Python, would take most of a step's end.
+    try:
+        text = json.dumps(fields, allow_nan=False)
+    except (TypeError, ValueError):  # something JSON has no word for
+        text = json.dumps(json_safe(fields), allow_nan=False)
+    return msgspec.json.format(text, indent=1).encode() + b"\n"

@@ -23,7 +23,7 @@ from argusrl.storage.layout import RunFolder
 from argusrl.training.checks import CheckedInput
 from argusrl.training.engine_worker import EngineWorker
 from argusrl.training.episode_worker import EpisodeWorker
-from argusrl.training.fleet import EngineFleet, EpisodeFleet, Member, Position, RankFleet, Workers
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Member, Position, RankFleet, Workers, kill
 from argusrl.training.placement import Placement
 from argusrl.training.rank_worker import RankWorker
 
@@ -38,9 +38,10 @@ class Hiring:
     config: Config
     folder: RunFolder
     placement: Placement
-    checked: CheckedInput
     logs: Path
     position: Position
+    checked: CheckedInput = None  # type: ignore[assignment]  # known when workers are told what they are
+    begun: dict[int, Any] = field(default_factory=dict)  # processes of engines, by number, before anybody is hired
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of standbys
     standbys: list[Any] = field(default_factory=list)  # engine workers with everything imported, not started
 
@@ -73,11 +74,21 @@ class Hiring:
             "deadline_seconds": self.config.cluster.call_timeout_seconds,
         }
 
+    def begin_engines(self) -> None:
+        """Begin to start the processes of all engines: what they import takes longest of all that a start waits for."""
+        found = self.placement.find()
+        for number in range(self.placement.layout.engines):
+            if ("engine", number) not in found:
+                self.begun[number] = self._engine_process("engine", number, number, idle=False)
+
     def engine(self, number: int) -> Member:
-        """A new engine in its bundle; a standby becomes it where there is one."""
+        """A new engine in its bundle; one that was begun, or a standby, becomes it where there is one."""
         settings = engine_settings(self.config, self.placement.layout.device, self.checked)
-        near = bool(self.standbys) and self._near_standby(number)
-        actor = self.standbys.pop() if near else self._engine_process("engine", number, number, idle=False)
+        actor = self.begun.pop(number, None)
+        if actor is None and self.standbys and self._near_standby(number):
+            actor = self.standbys.pop()
+        if actor is None:
+            actor = self._engine_process("engine", number, number, idle=False)
         return Member(number, actor, actor.start.remote(settings, self.identity, number))
 
     def _near_standby(self, number: int) -> bool:
@@ -89,10 +100,11 @@ class Hiring:
         """Begin to start a process that can become an engine in seconds. It lives beside the first engine."""
         # A number of its own among those of all drivers: one that became an engine keeps its name.
         number = self.placement.epoch * 1000 + next(self.numbers)
-        self.standbys.append(self._engine_process("standby", number, 0, idle=True))
+        actor = self._engine_process("standby", number, 0, idle=True)
+        actor.prepare.remote(engine_settings(self.config, self.placement.layout.device, self.checked))
+        self.standbys.append(actor)
 
     def _engine_process(self, kind: str, number: int, bundle: int, *, idle: bool) -> Any:
-        settings = engine_settings(self.config, self.placement.layout.device, self.checked)
         threads = {"OMP_NUM_THREADS": str(max(1, int(self.config.cluster.cpus_per_slot)))}
         return self.placement.start(
             kind,
@@ -103,7 +115,7 @@ class Hiring:
             self.config.recovery.orphan_seconds,
             bundle=bundle,
             idle=idle,
-            environment={**threads, **engine_environment(settings)},
+            environment={**threads, **engine_environment(self.placement.layout.device)},
             max_concurrency=_ASYNC_CALLS,
         )
 
@@ -152,6 +164,8 @@ class Hiring:
 def hire(hiring: Hiring) -> Workers:
     """All workers of a run: those that live, and new ones for the rest. Nobody is waited for."""
     found = hiring.placement.find()
+    for number in hiring.begun:
+        found.pop(("engine", number), None)
     for place, actor in [item for item in found.items() if item[0][0] == "standby"]:
         serves = _serves(actor)
         if serves is None:
@@ -159,8 +173,11 @@ def hire(hiring: Hiring) -> Workers:
         else:
             found["engine", serves] = actor
         del found[place]
+    engines = hiring.engines(found)
+    for unneeded in hiring.begun.values():  # a standby of before has the place
+        kill(unneeded)
     return Workers(
-        engines=hiring.engines(found),
+        engines=engines,
         ranks=hiring.ranks(found),
         episodes=hiring.episodes(found),
         position=hiring.position,
@@ -192,6 +209,8 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         max_images=checked.max_images,
         lora_rank=config.adapter.rank if lora else None,
         lora_alpha=config.adapter.scale_alpha,
+        live_versions=1 + config.rollout.staleness,
+        merged=config.serves_merged(config.model.dtype_on(device)),
         lora_targets=checked.adapted_layers,
         banned_ids=checked.banned_ids,
         end_ids=checked.end_ids,

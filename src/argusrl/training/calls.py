@@ -31,8 +31,7 @@ async def call(reference: Awaitable[T], deadline_seconds: float, method: str, me
     except TimeoutError as error:
         text = f"{member} did not answer within {deadline_seconds:.0f} s ({method})"
         fault, cause = DeadlineError(text), error
-    fault.member = fault.member or member
-    raise fault from cause
+    raise fault.of(member) from cause
 
 
 async def call_all(
@@ -93,5 +92,5 @@ def translate(error: RayError, method: str, member: str) -> ArgusError:
         return WorkerError(text, "attempts/*/logs holds the traceback")
     if isinstance(error, RayActorError):
         cause = shorten(str(error).splitlines()[0], _CAUSE_CHARACTERS)
-        return WorkerLost(f"{member} died ({method}): {cause}", member=member)
+        return WorkerLost(f"{member} died ({method}): {cause}").of(member)
     return WorkerError(f"{member} failed in {method}: {error}")

@@ -90,6 +90,4 @@ def verify(
 
 
 def _refused(proof: EngineProof, reason: str) -> AdapterRefused:
-    error = AdapterRefused(f"engine {proof.engine} {reason}")
-    error.member = f"engine {proof.engine}"
-    return error
+    return AdapterRefused(f"engine {proof.engine} {reason}").of(f"engine {proof.engine}")

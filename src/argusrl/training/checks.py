@@ -1,13 +1,17 @@
-"""Everything that can be wrong with a recipe's input, found on the driver before any actor starts."""
+"""Everything that can be wrong with a recipe's input, found before any worker is told what to do."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import traceback
 from array import array
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +22,12 @@ from argusrl.config.objects import load_object
 from argusrl.config.sections import Config
 from argusrl.data.check import CheckedSource, check_source, find_overlap
 from argusrl.data.source import has_split, open_source
-from argusrl.errors import DataError, ModelError
+from argusrl.errors import ArgusError, DataError, ModelError, WorkerError
 from argusrl.policy.settings import PolicySettings
 from argusrl.rewards.combined import open_rewards
 from argusrl.rollout.player import PlaySettings
 from argusrl.rollout.rendering import Renderer, RenderingRefused
+from argusrl.training.process import many_imports
 from argusrl.types import AdapterRef, Prompt
 
 _ANSWERED = frozenset({"exact", "choice", "number", "math"})  # rewards that compare with an answer
@@ -52,11 +57,60 @@ def decode_checked(data: bytes) -> CheckedInput:
     return msgspec.json.decode(data, type=CheckedInput)
 
 
+class InputCheck:
+    """check_input in a process of its own, which takes transformers and torch away with it when it ends.
+
+    It begins at once; other things may be done until `result` is asked for.
+    """
+
+    def __init__(self, config: Config) -> None:
+        receiver, sender = os.pipe()  # not its standard output, on which user code may print
+        command = [sys.executable, "-c", f"from argusrl.training.checks import answer; answer({sender})"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender])
+        os.close(sender)
+        self._answer = os.fdopen(receiver, "rb")
+        assert self._process.stdin is not None
+        with self._process.stdin as question, suppress(BrokenPipeError):
+            question.write(pickle.dumps(config))
+
+    def result(self) -> CheckedInput:
+        """Waits for the end of the check. Raises what check_input raises, WorkerError if its process died."""
+        with self._answer:
+            found = self._answer.read()
+        code = self._process.wait()
+        if not found:
+            raise WorkerError(f"the check of model and data ended with code {code}")
+        checked: CheckedInput | Exception = pickle.loads(found)
+        if isinstance(checked, Exception):
+            raise checked
+        return checked
+
+    def stop(self) -> None:
+        """Nobody wants to know any more."""
+        self._process.kill()
+        self._process.wait()
+
+
+def answer(descriptor: int) -> None:
+    """What the process of an InputCheck does: reads the config, checks, writes what it found."""
+    found: object
+    try:
+        found = check_input(pickle.load(sys.stdin.buffer))
+    except Exception as error:
+        if not isinstance(error, ArgusError):  # user code: where it failed is lost on the way
+            error.add_note("".join(traceback.format_exception(error)))
+        found = error
+    try:
+        data = pickle.dumps(found)
+    except Exception:  # an exception that cannot be sent
+        data = pickle.dumps(WorkerError(f"the check of model and data failed: {type(found).__name__}: {found}"))
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(data)
+
+
 def check_in_child(config: Config) -> CheckedInput:
-    """check_input in a process of its own, which takes transformers and torch away with it when it ends."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as child:
-        return child.submit(check_input, config).result()
+    """InputCheck, waited for."""
+    return InputCheck(config).result()
 
 
 def check_input(config: Config) -> CheckedInput:
@@ -65,8 +119,9 @@ def check_input(config: Config) -> CheckedInput:
     asyncio.run(_check_rewards(config))
     if config.environment.factory is not None:
         load_object(config.environment.factory, field="environment.factory")
-    layers = _adapted_layers(config)
-    renderer = Renderer.of(config.model)
+    with many_imports():
+        layers = _adapted_layers(config)
+        renderer = Renderer.of(config.model)
     images = _ImageCount()
     limit = prompt_limit(config)
     answers = config.environment.kind == "single_turn" and any(reward.kind in _ANSWERED for reward in config.rewards)

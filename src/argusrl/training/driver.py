@@ -43,7 +43,7 @@ from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
 from argusrl.storage.publish import replace_file, storage_error
-from argusrl.training.checks import CheckedInput, check_in_child, decode_checked, encode_checked
+from argusrl.training.checks import CheckedInput, InputCheck, decode_checked, encode_checked
 from argusrl.training.evaluation_file import history, read_evaluations
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def main(arguments: list[str]) -> int:
         verdict = asyncio.run(driver.run())
     except BaseException as error:
         verdict = _verdict_of(error, folder, logs, debug)
+    if driver.check is not None:
+        driver.check.stop()
     with suppress(StorageError):  # the supervisor writes one where it can
         write_verdict(folder, attempt, verdict)
     if verdict.exit_code == 0:
@@ -112,6 +114,7 @@ class _Driver:
     display: Display = None  # type: ignore[assignment]
     heartbeat: _HeartbeatThread = None  # type: ignore[assignment]
     restarted: bool = False  # takes the place of one that was lost
+    check: InputCheck | None = None
     checked: CheckedInput | None = None
 
     def __post_init__(self) -> None:
@@ -119,7 +122,10 @@ class _Driver:
         self.heartbeat = _HeartbeatThread(self.folder, self.attempt)
 
     def prepare(self) -> None:
-        """Everything that needs no cluster: config, storage, model folder, data. Raises the user's mistakes."""
+        """Config, storage, and the check of model and data, which may go on when this returns.
+
+        Raises the user's mistakes.
+        """
         own = self.folder.attempt(self.attempt) / "config.yaml"
         config = read_resolved(own if own.exists() else self.folder.config)
         self.config = config
@@ -131,9 +137,20 @@ class _Driver:
             self.display.restarted(count)
         self.display.phase("check")
         self.heartbeat.start()
-        self.checked = self._checked_before(config) or check_in_child(config)
-        replace_file(self.folder.checked(self.attempt), encode_checked(self.checked))
-        for warning in self.checked.warnings:
+        if before := self._checked_before(config):
+            self._take(before)
+            return
+        self.check = InputCheck(config)
+        # The start goes on meanwhile where a recipe that is wrong fences no other driver and takes nobody's machines.
+        ended = all(read_verdict(self.folder, earlier) is not None for earlier in range(1, self.attempt))
+        if not ended or config.cluster.address != "local":
+            self._take(self.check.result())
+
+    def _take(self, checked: CheckedInput) -> None:
+        """Model and data are found to be good."""
+        self.checked = checked
+        replace_file(self.folder.checked(self.attempt), encode_checked(checked))
+        for warning in checked.warnings:
             self.display.message(warning, warning=True)
 
     def _checked_before(self, config: Config) -> CheckedInput | None:
@@ -155,9 +172,8 @@ class _Driver:
         from argusrl.training.placement import place
         from argusrl.training.trainer import train_under_watch
 
-        config, checked = self.config, self.checked
+        config = self.config
         assert config is not None
-        assert checked is not None
         epoch = claim_epoch(self.folder, {"attempt": self.attempt})
         sweep_temporaries(self.folder)
         events = EventLog(self.folder.events)
@@ -174,7 +190,13 @@ class _Driver:
         placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)
         position = Position(epoch.number)
         try:
-            hiring = Hiring(config, self.folder, placement, checked, self.logs, position)
+            hiring = Hiring(config, self.folder, placement, self.logs, position)
+            if self.checked is None:
+                assert self.check is not None
+                hiring.begin_engines()
+                self._take(await asyncio.to_thread(self.check.result))
+            assert self.checked is not None
+            hiring.checked = self.checked
             run = self._run_of(hiring, hire(hiring), epoch, events)
             self.heartbeat.run = run
             for number in (signal.SIGTERM, signal.SIGINT):

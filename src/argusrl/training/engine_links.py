@@ -132,7 +132,7 @@ class EngineLinks:
         """The engines that serve from now on."""
         for number, link in list(self._links.items()):
             if number not in actors or actors[number] != link.actor:
-                link.close(WorkerLost(f"engine {number} was replaced", member=f"engine {number}"))
+                link.close(WorkerLost(f"engine {number} was replaced").of(f"engine {number}"))
                 del self._links[number]
         for number, actor in actors.items():
             if number not in self._links:

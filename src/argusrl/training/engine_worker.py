@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argusrl.errors import ArgusError, EngineError
+from argusrl.errors import AdapterRefused, ArgusError, CorruptionError, EngineError
 from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
 from argusrl.recovery.failpoints import How
 from argusrl.rollout.engine import Canary, EngineImage, EngineProgress, EngineSettings, SampleRequest, Span
-from argusrl.rollout.vllm_engine import VllmEngine, preload
+from argusrl.rollout.vllm_engine import VllmEngine, preload, preload_model
+from argusrl.storage.adapter_folder import read_adapter
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
-from argusrl.training.process import Lease, start_logging
+from argusrl.training.process import Lease, many_imports, start_logging
 from argusrl.training.shooting import shoot_oneself
-from argusrl.types import AdapterRef, TrajectoryRef
+from argusrl.types import AdapterFiles, AdapterRef, TrajectoryRef
 
 _COLLECT_SECONDS = 5.0  # an empty answer after this long says that the engine lives
+_LIVE_VERSIONS = 2  # at most, of adapters
 _BULK_SECONDS = 0.005  # what comes within this time travels together
 
 
@@ -68,8 +70,8 @@ class EngineWorker:
 
     def __init__(self, name: str, folder: RunFolder, logs: Path, orphan_seconds: float) -> None:
         start_logging(logs / f"{name}.log")
-        preload()
-
+        with many_imports():
+            preload()
         self.folder = folder
         self.fence = Fence()
         self.lease = Lease(orphan_seconds)
@@ -77,9 +79,14 @@ class EngineWorker:
         self.identity = ""
         self.place: int | None = None
         self._canary: Canary | None = None
-        self._sha256 = ""  # of the adapter that was loaded last
+        self._digests: dict[int, str] = {}  # of the adapters that were loaded last, by version, newest last
         self._mailboxes: dict[str, _Mailbox] = {}
         self._requests: dict[str, asyncio.Task[None]] = {}
+
+    async def prepare(self, settings: EngineSettings) -> None:
+        """A standby imports what belongs to the model, too. What is wrong with the settings is for `start` to say."""
+        with many_imports(), suppress(Exception):
+            preload_model(settings)
 
     async def start(self, settings: EngineSettings, identity: str, place: int) -> None:
         """Start the engine of a place. Raises EngineError."""
@@ -170,18 +177,29 @@ class EngineWorker:
             response_ids=turn.response_ids,
         )
 
-    async def load_adapter(self, epoch: int, step: int, reference: AdapterRef) -> None:
-        """Load a published adapter; its digest is taken from the model's layers. Raises AdapterRefused."""
+    async def read_adapter(self, epoch: int, step: int, reference: AdapterRef) -> tuple[None, AdapterFiles]:
+        """A published adapter from its folder, for all engines. Raises AdapterRefused, StorageError."""
         self.fence.check(epoch, step)
-        self._sha256 = await self.engine.load_adapter(reference, self.folder.absolute(reference.path))
+        try:
+            return None, await asyncio.to_thread(read_adapter, self.folder.absolute(reference.path))
+        except CorruptionError as error:
+            raise AdapterRefused(f"adapter version {reference.version}: {error.message}", error.hint) from error
+
+    async def load_adapter(self, epoch: int, step: int, reference: AdapterRef, files: AdapterFiles) -> None:
+        """Load an adapter from memory; its digest is taken from the model's layers. Raises AdapterRefused."""
+        self.fence.check(epoch, step)
+        digest = await self.engine.load_adapter(reference, files)
+        self._digests.pop(reference.version, None)
+        self._digests[reference.version] = digest
+        if len(self._digests) > _LIVE_VERSIONS:
+            del self._digests[next(iter(self._digests))]
 
     async def prove(self, epoch: int, step: int, version: int) -> EngineProof:
         """Show what the loaded version does to the canary."""
         self.fence.check(epoch, step)
         assert self._canary is not None
-        return EngineProof(
-            engine=self.place or 0, sha256=self._sha256, canary=await self.engine.score(self._canary, version)
-        )
+        canary = await self.engine.score(self._canary, version)
+        return EngineProof(engine=self.place or 0, sha256=self._digests[version], canary=canary)
 
     # ---- memory, progress
 

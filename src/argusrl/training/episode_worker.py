@@ -23,7 +23,8 @@ from argusrl.rollout.seeds import derive_seed
 from argusrl.storage.layout import RunFolder
 from argusrl.training.engine_links import EngineLinks
 from argusrl.training.fence import Fence
-from argusrl.training.process import Lease, start_logging
+from argusrl.training.process import Lease, many_imports, start_logging
+from argusrl.training.reading_ahead import ReadingAhead
 from argusrl.training.shooting import shoot_oneself
 from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef, Unfinished
 
@@ -91,8 +92,10 @@ class EpisodeWorker:
         self.fence = Fence()
         self.lease = Lease(config.recovery.orphan_seconds)
         self.links: EngineLinks | None = None
-        self.renderer = Renderer.of(config.model)
+        with many_imports():
+            self.renderer = Renderer.of(config.model)
         self.sources = {split: open_good_rows(config, split, bad) for split, bad in bad_rows.items()}
+        self.ahead = ReadingAhead(self.sources["train"])
         self.sessions = open_sessions(config.environment)
         self.rewards = open_rewards(config.rewards, processes=config.cluster.reward_processes)
         self.player = EpisodePlayer(self.renderer, self.sessions.new, self.rewards)
@@ -168,6 +171,11 @@ class EpisodeWorker:
             ),
         )
 
+    async def read_ahead(self, epoch: int, step: int, indices: Sequence[int]) -> None:
+        """Begin to read what is played in the next step."""
+        self.fence.check(epoch, step)
+        self.ahead.begin(indices)
+
     async def play(
         self, epoch: int, step: int, order: GroupOrder, settings: PlaySettings, attempt: int
     ) -> list[TrajectoryRef | EpisodeFailure]:
@@ -180,7 +188,7 @@ class EpisodeWorker:
     ) -> list[TrajectoryRef | EpisodeFailure]:
         journal = self.journal
         assert journal is not None
-        prompt = self.sources["train"][order.index]
+        prompt = await self.ahead.take(order.index)
         seed = self.config.run.seed
         environment_seed = derive_seed(seed, "environment", prompt.id)
         samples = []

@@ -50,8 +50,8 @@ def run_evaluation(job: EvaluationJob, say: Callable[[str], None]) -> dict[str, 
 async def _evaluate(
     job: EvaluationJob, checked: CheckedInput, placement: Placement, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    config = job.config
-    hiring = Hiring(config, job.folder, placement, checked, job.logs, Position(_EPOCH))
+    config = job.config.model_copy(update={"adapter": job.config.adapter.side_by_side()})
+    hiring = Hiring(config, job.folder, placement, job.logs, Position(_EPOCH), checked)
     engines, episodes = hiring.engines({}), hiring.episodes({})
     start = config.cluster.start_timeout_seconds
     say("starting engines")

@@ -7,7 +7,7 @@ number); the process there may be replaced.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,11 @@ from argusrl.errors import ArgusError, DeadlineError, WorkerError, WorkerLost
 from argusrl.journal.episodes import SealedStep
 from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
+from argusrl.training.adapter_memory import AdapterMemory
 from argusrl.training.calls import call, call_all, settle
 from argusrl.training.engine_worker import EngineProof
 from argusrl.training.episode_worker import AdoptedStep, GroupOrder, Score
-from argusrl.training.rank_worker import Published, RankUpdate, RowOrder, UpdateReport
+from argusrl.training.rank_worker import RankUpdate, RowOrder, UpdateReport
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryRef
 
 STRAGGLER_RATIO = 5.0
@@ -34,7 +35,8 @@ class Position:
     """Where the driver is; goes along with every call, and workers refuse lower ones."""
 
     epoch: int
-    step: int = 0
+    step: int = 0  # that ranks train
+    ahead: int = 0  # how much later the step is that is sampled
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Fleet:
     """All workers of one kind."""
 
     noun: ClassVar[str]  # for messages
+    samples: ClassVar[bool] = False  # works on the step that is sampled, not on the one that is trained
     members: list[Member]
     make: Callable[[int], Member]  # begins to start the worker of a place
     identity: str  # of run, config and code: a worker with another one is not ours
@@ -66,6 +69,10 @@ class Fleet:
     @property
     def names(self) -> list[str]:
         return [self.name(number) for number in range(len(self.members))]
+
+    @property
+    def _step(self) -> int:
+        return self.position.step + (self.position.ahead if self.samples else 0)
 
     def name(self, number: int) -> str:
         """For messages and events: "rank 1"."""
@@ -109,7 +116,13 @@ class Fleet:
             raise fault
 
     def _start(self, actor: Any, method: str, *arguments: Any) -> Any:
-        return getattr(actor, method).remote(self.position.epoch, self.position.step, *arguments)
+        return getattr(actor, method).remote(self.position.epoch, self._step, *arguments)
+
+    def _pair(self, actor: Any, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """A call with two results: a small one for the driver, and an object that it only passes on."""
+        two = getattr(actor, method).options(num_returns=2)
+        small, large = two.remote(self.position.epoch, self._step, *arguments)
+        return small, large
 
 
 def kill(actor: Any) -> None:
@@ -123,9 +136,11 @@ class EngineFleet(Fleet):
     """All engines. Calls go to those that serve; one that is lost on the way is told to `on_lost`, not raised."""
 
     noun = "engine"
+    samples = True
     serving: set[int] = field(default_factory=set)
     on_lost: Callable[[int, ArgusError], None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    memory: AdapterMemory = field(default_factory=AdapterMemory)
 
     def admit(self, number: int) -> None:
         """From now on this engine serves."""
@@ -174,8 +189,19 @@ class EngineFleet(Fleet):
         await self._all("set_canary", canary)
 
     async def load_adapter(self, reference: AdapterRef) -> None:
-        """Load a published adapter; needs weights, not the cache. Raises AdapterRefused."""
-        await self._all("load_adapter", reference)
+        """Load an adapter; needs weights, not the cache. Raises AdapterRefused.
+
+        From memory, where it is; else one engine reads the folder for all.
+        """
+        for number in sorted(self.serving):
+            try:
+                files = await self._files(reference, number)
+            except (WorkerLost, DeadlineError) as fault:
+                self.lost(number, fault)
+                continue
+            with self.memory.trusted():
+                await self._all("load_adapter", reference, files)
+            return
 
     async def prove(self, version: int) -> list[EngineProof]:
         """One proof per engine that serves; needs the cache."""
@@ -184,9 +210,20 @@ class EngineFleet(Fleet):
     async def bring_up_to(self, number: int, canary: TrajectoryRef, adapter: AdapterRef) -> EngineProof:
         """Teach one engine that does not serve yet what the others know; its proof."""
         await self._one(number, "set_canary", canary)
-        await self._one(number, "load_adapter", adapter)
+        with self.memory.trusted():
+            await self._one(number, "load_adapter", adapter, await self._files(adapter, number))
         proof: EngineProof = await self._one(number, "prove", adapter.version)
         return proof
+
+    async def _files(self, reference: AdapterRef, reader: int) -> Any:
+        """Where the adapter lies in Ray's object store; `reader` reads its folder if it does not."""
+
+        async def read() -> Any:
+            done, files = self._pair(self.members[reader].actor, "read_adapter", reference)
+            await call(done, self.deadline_seconds, "read_adapter", self.name(reader))
+            return files
+
+        return await self.memory.files(reference, read)
 
     async def sleep(self) -> None:
         await self._all("sleep")
@@ -242,23 +279,39 @@ class RankFleet(Fleet):
         again = await self._each("logprob_digest", [(rows,) for rows in moved])
         return all(own[(rank + 1) % len(own)] == digest for rank, digest in enumerate(again))
 
-    async def publish(self, version: int) -> AdapterRef:
-        """Write the adapter to the run folder; durable on return."""
-        references: list[AdapterRef] = await self._all("publish", version)
-        return references[0]
+    async def publish(self, version: int) -> tuple[AdapterRef, Any]:
+        """The adapter, and where its files lie in Ray's object store. Its folder is being written."""
+        self._raise_losses()
+        pairs = [self._pair(actor, "publish", version) for actor in self.actors]
+        references: list[AdapterRef] = await call_all(
+            [small for small, _ in pairs], self.deadline_seconds, "publish", self.names
+        )
+        return references[0], pairs[0][1]
+
+    async def published(self) -> None:
+        """Returns when the adapter's folder is durable."""
+        await self._one(0, "published")
 
     async def set_canary(self, canary: TrajectoryRef) -> list[float]:
         """Take the canary; [R] its log-probabilities under the base model."""
         return list((await self._all("set_canary", canary))[0])
 
-    async def canary(self) -> Published:
-        """The canary's log-probabilities now, and the logical digest of adapter, Adam and RNG."""
-        reports: list[Published] = await self._all("canary")
-        return reports[0]
+    async def canary(self) -> list[float]:
+        """[R] the canary's log-probabilities now."""
+        return list((await self._all("canary"))[0])
 
-    async def save_checkpoint(self, commit_sha256: str, state_digest: str) -> None:
-        """Stage a checkpoint of the state after this step; it is written in the background."""
-        await self._all("save_checkpoint", commit_sha256, state_digest)
+    async def state_digest(self) -> str:
+        """The logical digest of adapter, Adam and RNG."""
+        return str((await self._all("state_digest"))[0])
+
+    def save_checkpoint(self, commit_sha256: str, state_digest: str) -> Coroutine[Any, Any, Any]:
+        """Begin to stage a checkpoint of the state after this step, which is then written in the background.
+
+        Calls that follow find it staged. Await the answer for what went wrong, with the write before, too.
+        """
+        self._raise_losses()
+        references = [self._start(actor, "save_checkpoint", commit_sha256, state_digest) for actor in self.actors]
+        return call_all(references, self.deadline_seconds, "save_checkpoint", self.names)
 
     async def finish_checkpoint(self) -> None:
         """Returns when the checkpoint under way is durable."""
@@ -282,6 +335,7 @@ class EpisodeFleet(Fleet):
     """All episode workers; each group is played by one of them."""
 
     noun = "episode worker"
+    samples = True
 
     async def set_engines(self, engines: dict[int, Any]) -> int:
         """Tell all workers which engines serve. Tokens of lost engines that they went on from since the last call."""
@@ -290,6 +344,12 @@ class EpisodeFleet(Fleet):
     async def begin(self) -> None:
         """Open the journal segments of the current step."""
         await self._all("begin")
+
+    def read_ahead(self, indices: Sequence[int]) -> None:
+        """Have the workers read what they will play in the next step. Nobody waits for it."""
+        for number, actor in enumerate(self.actors):
+            own = [index for index in indices if index % len(self.members) == number]
+            self._start(actor, "read_ahead", own)
 
     async def adopt(self, adapter_sha256: str, indices: Sequence[int]) -> list[AdoptedStep]:
         """Take over what lower epochs left in the current step; the first worker's answer has what is finished."""

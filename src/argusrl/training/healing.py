@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
-    FencedError,
     SampleError,
     StorageError,
     WorkerError,
@@ -27,10 +25,11 @@ from argusrl.journal.commits import Adopted
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
 from argusrl.training.bring_up import Hiring
-from argusrl.training.fleet import EngineFleet, Fleet, RankFleet, kill
+from argusrl.training.fleet import EngineFleet, Fleet, RankFleet
 from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
 from argusrl.training.rank_worker import RankStatus
+from argusrl.training.replacing import Replacing
 from argusrl.training.rollout import together
 from argusrl.training.seats import seat_ranks
 from argusrl.training.suspects import Suspects
@@ -46,22 +45,22 @@ HEALABLE = (WorkerError, DeadlineError, StorageError, SampleError, Adopted)
 
 @dataclass
 class Healing:
-    """Faults of this driver so far, and the engines that are being replaced."""
+    """Faults of this driver so far, and what is being made anew."""
 
     run: Run
     hiring: Hiring
     history: list[Fault] = field(default_factory=list)
-    replacing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    lost_again: dict[int, ArgusError] = field(default_factory=dict)  # engines, while their return was made known
     suspects: Suspects = field(init=False)
     judged_nodes: dict[str, Decision] = field(default_factory=dict)  # one fault each, however many workers it had
     nodes: Nodes = field(init=False)
+    engines: Replacing = field(init=False)
     absent: LeftBehind = field(init=False)
     stragglers: dict[str, int] = field(default_factory=dict)  # the step in which each was last told of
 
     def __post_init__(self) -> None:
         self.suspects = Suspects(self.run)
         self.nodes = Nodes(self.hiring.placement)
+        self.engines = Replacing(self.run, self.hiring, self.nodes, self._judge_engine)
         seconds = self.run.config.cluster.start_timeout_seconds
         self.absent = LeftBehind(self.hiring, self.nodes, self._absent_lost, seconds)
 
@@ -83,45 +82,6 @@ class Healing:
         )
         return decision
 
-    # ---- engines
-
-    def engine_lost(self, number: int, fault: ArgusError) -> None:
-        """Replace an engine in the background."""
-        if number in self.replacing:
-            self.lost_again[number] = fault
-        else:
-            self._replace_in_background(number, fault)
-
-    def _replace_in_background(self, number: int, fault: ArgusError | None) -> None:
-        self.replacing[number] = asyncio.create_task(self._heal_engine(number, fault))
-
-    async def _heal_engine(self, number: int, fault: ArgusError | None) -> None:
-        """Until the engine serves, or the rule says that this driver cannot help it."""
-        run, name = self.run, self.run.workers.engines.name(number)
-        try:
-            while True:
-                if fault is not None:
-                    decision = await self._judge_lost("engine", number, name, fault)
-                    if decision.action not in ("replace_engine", "recover", "wait"):
-                        run.give_up(WorkerError(decision.reason))
-                        return
-                try:
-                    await self._replace_engine(number)
-                    fault = self.lost_again.pop(number, None)
-                    if fault is None:
-                        return
-                except StorageError as away:  # no fault of the engine
-                    logging.warning("%s: %s", name, away.message)
-                    await run.wait_for_storage()
-                    fault = self.lost_again.pop(number, None)
-                except ArgusError as again:
-                    fault = self.lost_again.pop(number, again)
-        except Exception as error:
-            logging.exception("replacing %s failed", name)
-            run.give_up(WorkerError(f"replacing {name} failed: {type(error).__name__}: {error}"))
-        finally:  # not in a callback of the task: a loss between its end and the callback would be nobody's
-            del self.replacing[number]
-
     async def _judge_lost(self, kind: Literal["rank", "engine"], place: int, name: str, fault: ArgusError) -> Decision:
         """Judge the loss of a worker; where its node is gone, that of the node, once for all workers on it."""
         node = await self.nodes.lost_under((kind, place), fault)
@@ -132,61 +92,8 @@ class Healing:
             self.judged_nodes[node] = self.judge("node", f"node {node[:8]}", "died", f"a node is lost: {fault.message}")
         return self.judged_nodes[node]
 
-    async def _replace_engine(self, number: int) -> None:
-        run, engines = self.run, self.run.workers.engines
-        started = time.monotonic()
-        continued = await self._tell_engines()
-        bundle = self.hiring.placement.layout.bundle("engine", number)
-        engines.serving.discard(number)
-        kill(engines.members[number].actor)
-        while bundle not in (homes := await self.nodes.have([bundle])):  # others serve meanwhile
-            pass
-        # Engines measure free memory while they start, so on shared GPUs ranks must be out of it.
-        async with run.colocation.rollout() if run.workers_share_gpus else nullcontext():
-            engines.replace(number)
-            self.nodes.where["engine", number] = homes[bundle]
-            await engines.attach(number, self._start_seconds())
-            # Before there is a canary somebody waits for an engine; later it comes back with what the others know.
-            ungated = run.workers_share_gpus or run.state.canary is None
-            async with nullcontext() if ungated else run.colocation.rollout():
-                continued += await self._admit(number)
-        seconds = round(time.monotonic() - started, 3)
-        run.say(
-            "healed",
-            f"{engines.name(number)} is back after {seconds:.1f} s",
-            member=engines.name(number),
-            seconds=seconds,
-            continued_tokens=continued,
-            engines=len(engines.members),
-        )
-        self.keep_standby()
-
-    async def _admit(self, number: int) -> int:
-        """The engine serves once it has proven the adapter that the others serve; tokens that are gone on from."""
-        run, engines = self.run, self.run.workers.engines
-        serving, canary = run.serving, run.state.canary
-        if serving is not None and canary is not None:
-            proof = await engines.bring_up_to(number, canary, serving.adapter)
-            run.verify(serving.adapter, [proof], serving.canary)
-        engines.admit(number)
-        return await self._tell_engines()
-
-    async def _tell_engines(self) -> int:
-        """Say who serves; tokens that were gone on from. Who is lost or in a newer epoch hears of it there."""
-        try:
-            return await self.run.workers.episodes.set_engines(self.run.workers.engines.handles())
-        except (WorkerLost, DeadlineError, FencedError) as fault:
-            logging.warning("engines could not be told: %s", fault.message)
-            return 0
-
-    def keep_standby(self) -> None:
-        """Begin to start the standby that takes the place of the next engine that is lost.
-
-        Ray gives a GPU to a process when it starts, and a standby must not hold one: so there are none on GPUs.
-        """
-        wanted = self.run.config.recovery.standby_engines
-        if len(self.hiring.standbys) < wanted and self.hiring.placement.layout.device == "cpu":
-            self.hiring.standby()
+    async def _judge_engine(self, number: int, fault: ArgusError) -> Decision:
+        return await self._judge_lost("engine", number, self.run.workers.engines.name(number), fault)
 
     # ---- everything else
 
@@ -208,11 +115,7 @@ class Healing:
                 run.give_up(final)  # or else the loop would take it for one more fault to heal
             raise final
         if decision.action == "replace_engine":
-            engines = self.run.workers.engines
-            number = engines.names.index(member)
-            engines.serving.discard(number)
-            if number not in self.replacing:
-                self._replace_in_background(number, None)
+            self.engines.replace(self.run.workers.engines.names.index(member))
         if kind == "sample":
             self.suspects.isolate()
         if decision.action == "quarantine":
@@ -264,26 +167,25 @@ class Healing:
     async def engines_up(self) -> None:
         """All engines serve, or are being replaced. Raises what a fresh start raised."""
         engines = self.run.workers.engines
-        engines.on_lost = self.engine_lost
+        engines.on_lost = self.engines.lost
         homes = await self.nodes.have(range(len(engines.members)))  # engines have the first bundles
         for number in range(len(engines.members)):
             moved = homes.get(number) != self.nodes.where.get(("engine", number))
-            if (moved or number not in homes) and number not in self.replacing:
-                engines.serving.discard(number)
-                self._replace_in_background(number, None)
-        places = [n for n in range(len(engines.members)) if n not in self.replacing]
+            if moved or number not in homes:
+                self.engines.replace(number)
+        places = [n for n in range(len(engines.members)) if n not in self.engines]
         await together(self._engine_up(engines, number) for number in places)
 
     async def _engine_up(self, engines: EngineFleet, number: int) -> None:
         attached = await self._attached(engines, number)
-        if number in self.replacing:  # the watch found it lost meanwhile
+        if number in self.engines:  # the watch found it lost meanwhile
             return
         if attached:
             if number not in engines.serving:
                 engines.admit(number)
         else:
             engines.serving.discard(number)
-            self.engine_lost(number, WorkerLost(f"{engines.name(number)} cannot go on", member=engines.name(number)))
+            self.engines.lost(number, WorkerLost(f"{engines.name(number)} cannot go on").of(engines.name(number)))
 
     async def episodes_up(self) -> None:
         """All episode workers answer and know the engines."""
@@ -371,10 +273,7 @@ class Healing:
 
     async def stop(self) -> None:
         """End what runs in the background."""
-        tasks = list(self.replacing.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, self.absent.stop(), return_exceptions=True)
+        await asyncio.gather(self.engines.stop(), self.absent.stop(), return_exceptions=True)
 
 
 def how_of(error: BaseException) -> FaultHow:

@@ -23,12 +23,11 @@ import ray._private.worker as ray_worker
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from argusrl.cluster.local import HEAD_FOLDER, await_address
+from argusrl.cluster.local import HEAD_FOLDER, await_address, object_store_bytes
 from argusrl.config.sections import ClusterSection
 from argusrl.errors import ClusterError
 from argusrl.storage.layout import RunFolder
 
-_OBJECT_STORE_BYTES = 200 << 20  # local runs: payloads go through the run folder, so the store stays small
 _FIXED_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_DEDUP_LOGS": "0",
@@ -202,7 +201,7 @@ def _join(cluster: ClusterSection, namespace: str | None) -> Path | None:
             address="local",
             num_cpus=max(cores, needed),
             include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=object_store_bytes(),
             _temp_dir=str(temporary),
             **options,
         )

@@ -19,12 +19,13 @@ from argusrl.journal.episodes import read_trajectory
 from argusrl.journal.images import read_image
 from argusrl.policy.schedule import learning_rate
 from argusrl.policy.settings import PolicySettings
+from argusrl.policy.stats import Compute
 from argusrl.recovery.failpoints import How
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
-from argusrl.training.process import Lease, start_logging
+from argusrl.training.process import Lease, import_meanwhile, start_logging
 from argusrl.training.shooting import shoot_oneself
-from argusrl.types import AdapterRef, TrajectoryRef
+from argusrl.types import AdapterFiles, AdapterRef, TrajectoryRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +55,6 @@ class UpdateReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """State after a step."""
-
-    canary: list[float]  # [R] log-probabilities of the canary's reply
-    state_digest: str  # logical digest of adapter, Adam and RNG
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """What a driver finds when it attaches to a rank."""
 
@@ -76,7 +69,7 @@ class RankWorker:
         self, name: str, settings: PolicySettings, config: Config, folder: RunFolder, identity: str, logs: Path
     ) -> None:
         start_logging(logs / f"{name}.log")
-        import argusrl.policy.policy  # noqa: F401  imports are slow: begin them while the engines start
+        import_meanwhile("argusrl.policy.policy")  # while the engines start, which the first reply waits for
 
         self.settings, self.config, self.folder, self.identity = settings, config, folder, identity
         self.fence = Fence()
@@ -88,6 +81,7 @@ class RankWorker:
         self._store: Any = None
         self._canary: tuple[Any, list[bytes]] | None = None
         self._checkpoint: Any = None
+        self._publication: Any = None
 
     @ray.method(concurrency_group="beat")
     def beat(self, epoch: int) -> None:
@@ -173,9 +167,10 @@ class RankWorker:
     def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm
         stats, done, reading_seconds = [], [], 0.0
+        images: dict[str, bytes] = {}  # of the step: a group's rows show the same ones
         for number, update in enumerate(updates):
             started = time.monotonic()
-            rows = _Rows(self._row)
+            rows = _Rows(partial(self._row, images=images))
             batches = [[rows.read(order) for order in batch] for batch in update.micro_batches]
             recorded = [[[rows.read(order) for order in b] for b in rank] for rank in update.recorded_ranks]
             reading_seconds += time.monotonic() - started
@@ -194,7 +189,7 @@ class RankWorker:
             done.append(self.policy.optimizer_step(rate))
             if (done[-1].skipped or "").startswith("non-finite"):
                 raise self._not_finite(f"step {step}, update {number}", done[-1], rows.begun)
-        return _report(stats, done, reading_seconds)
+        return _report(stats, done, self.policy.finish_step(), reading_seconds)
 
     def _begin_batch(self, step: int, rows: _Rows, batch: Sequence[Any]) -> None:
         rows.begun.append(rows.keys(batch))
@@ -214,7 +209,7 @@ class RankWorker:
     def logprob_digest(self, epoch: int, step: int, orders: list[RowOrder]) -> str:
         """Of the log-probabilities of these rows; all ranks call it, each with its own."""
         self._enter(epoch, step)
-        digest: str = self.policy.logprob_digest([self._row(order) for order in orders])
+        digest: str = self.policy.logprob_digest([self._row(order, {}) for order in orders])
         return digest
 
     def _note_suspects(self, step: int, keys: Sequence[str]) -> None:
@@ -230,12 +225,20 @@ class RankWorker:
         if not self._group:
             raise WorkerError(f"rank {self._rank} is in no group", "it was made anew and joins the next one")
 
-    def publish(self, epoch: int, step: int, version: int) -> AdapterRef:
-        """Write the adapter to its write-once folder; rank 0 writes, all take part. Raises NumericsError."""
+    def publish(self, epoch: int, step: int, version: int) -> tuple[AdapterRef, AdapterFiles | None]:
+        """The adapter, of rank 0 with its files in memory; its write-once folder is written meanwhile.
+
+        Raises NumericsError.
+        """
         self._enter(epoch, step)
-        folder = self.folder.adapter(version, epoch)
-        reference: AdapterRef = self.policy.publish_adapter(folder, version=version, epoch=epoch)
-        return reference
+        self._publication = self.policy.publish_adapter(self.folder.adapter(version, epoch), version, epoch)
+        return self._publication.ref, self._publication.files
+
+    def published(self, epoch: int, step: int) -> None:
+        """Returns when the folder is durable. Raises StorageError, FileExistsError."""
+        self._enter(epoch, step)
+        publication, self._publication = self._publication, None
+        publication.result(self.config.cluster.call_timeout_seconds)
 
     def set_canary(self, epoch: int, step: int, reference: TrajectoryRef) -> list[float]:
         """Take the run's fixed sequence; [R] log-probabilities of its reply under the base model."""
@@ -244,10 +247,16 @@ class RankWorker:
         self._canary = (turn, [read_image(self.folder, ref) for ref in turn.images])
         return self._score("current" if self.settings.kind == "full" else "base")
 
-    def canary(self, epoch: int, step: int) -> Published:
-        """The canary's log-probabilities now, and the digest of the whole training state."""
+    def canary(self, epoch: int, step: int) -> list[float]:
+        """[R] the canary's log-probabilities now."""
         self._enter(epoch, step)
-        return Published(canary=self._score("current"), state_digest=self.policy.state_digest())
+        return self._score("current")
+
+    def state_digest(self, epoch: int, step: int) -> str:
+        """Logical digest of adapter, Adam and RNG; also while they are offloaded."""
+        self._enter(epoch, step)
+        digest: str = self.policy.state_digest()
+        return digest
 
     def _score(self, adapter: str) -> list[float]:
         assert self._canary is not None
@@ -288,11 +297,14 @@ class RankWorker:
         self._enter(epoch, step)
         self.policy.onload()
 
-    def _row(self, order: RowOrder) -> Any:
+    def _row(self, order: RowOrder, images: dict[str, bytes]) -> Any:
+        """Reads the images that are not in `images` yet, and puts them there."""
         from argusrl.policy.rows import Row
 
         trajectory = read_trajectory(self.folder, order.reference)
-        images = {ref.sha256: read_image(self.folder, ref) for turn in trajectory.turns for ref in turn.images}
+        for ref in (ref for turn in trajectory.turns for ref in turn.images):
+            if ref.sha256 not in images:
+                images[ref.sha256] = read_image(self.folder, ref)
         return Row.of(trajectory, order.advantage, images)
 
 
@@ -313,7 +325,7 @@ class _Rows:
         return tuple(self._keys[id(row)] for row in rows)
 
 
-def _report(stats: list[Any], done: list[Any], reading_seconds: float) -> UpdateReport:
+def _report(stats: list[Any], done: list[Any], work: Compute, reading_seconds: float) -> UpdateReport:
     """Means over the updates that computed something; the gap of the first one, before weights moved."""
     active = [one for one in stats if one.tokens]
     tokens = sum(one.tokens for one in active)
@@ -335,6 +347,23 @@ def _report(stats: list[Any], done: list[Any], reading_seconds: float) -> Update
             "policy/grad_norm": max(norms, default=0.0),
             "policy/learning_rate": done[-1].learning_rate,
             "policy/trained_tokens": sum(one.row_tokens for one in stats),
+            "policy/kl": mean("kl"),
+            **_work_metrics(work),
         },
         own_seconds=reading_seconds,
     )
+
+
+def _work_metrics(work: Compute) -> dict[str, float]:
+    """What was computed against the least needed; 1 where nothing was."""
+
+    def factor(computed: int, needed: int) -> float:
+        return computed / needed if needed else 1.0
+
+    return {
+        "compute/redundancy_training": factor(work.tokens, work.unique_tokens),
+        "compute/redundancy_vision": factor(work.patches, work.unique_patches),
+        "compute/rows_factor_training": factor(work.row_tokens, work.unique_tokens),
+        "compute/rows_factor_vision": factor(work.row_patches, work.unique_patches),
+        "compute/padding_share": work.padding / max(1, work.places),
+    }

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from argusrl.config.sections import RolloutSection
 from argusrl.errors import WorkerError
@@ -19,6 +19,7 @@ from argusrl.training.fleet import EpisodeFleet
 from argusrl.types import EpisodeFailure, TrajectoryRef
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class RolloutResult:
     sealed: tuple[SealedStep, ...]
     adopted: int  # taken over from interrupted attempts
     sampled_tokens: int  # response tokens of the others
+    play_seconds: float = field(default=0.0, compare=False)  # from the first episode's begin to the last one's end
     seal_seconds: float = field(default=0.0, compare=False)  # until everything was durable
 
 
@@ -46,38 +48,60 @@ class Rollout:
     half_way: Callable[[], None] = lambda: None  # hears when half of the groups are there
     quarantined: Sequence[EpisodeFailure] = ()  # what is left out of this step
     outcomes: dict[tuple[int, int], TrajectoryRef | EpisodeFailure] = field(default_factory=dict)
+    _playing: asyncio.Task[None] | None = None
+    _wanted: Sequence[tuple[int, int]] = ()
+    _taken_over: set[tuple[int, int]] = field(default_factory=set)
+    _play_seconds: float = 0.0
 
-    async def play(
-        self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]
-    ) -> RolloutResult:
-        """`prompts` are rows of the prompt source; `prompt_ids` maps the ids of adopted trajectories to them."""
-        wanted = [(index, sample) for index in prompts for sample in range(self.group_size)]
+    def begin(self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]) -> None:
+        """Start to play. `prompts` are rows of the prompt source; `prompt_ids` maps the ids of adopted trajectories."""
+        self._playing = asyncio.create_task(self._play(prompts, prompt_ids, adopted))
+        self._playing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `end` may never ask
+
+    async def end(self) -> RolloutResult:
+        """Wait until everything is played, and make it durable. Raises what playing raised."""
+        assert self._playing is not None
+        await self._playing
+        return await self._seal()
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more. What finished is in the journal."""
+        if self._playing is not None:
+            self._playing.cancel()
+
+    async def _play(self, prompts: Sequence[int], prompt_ids: dict[str, int], adopted: Sequence[TrajectoryRef]) -> None:
+        began = time.monotonic()
+        self._wanted = wanted = [(index, sample) for index in prompts for sample in range(self.group_size)]
         asked = frozenset(wanted)
         for reference in adopted:
             place = (prompt_ids.get(reference.key.prompt_id, -1), reference.key.sample)
             if place in asked:  # not where the data changed on disk between two attempts
                 self.outcomes[place] = reference
-        taken_over = set(self.outcomes)
+        self._taken_over = set(self.outcomes)
         for failure in self.quarantined:
             place = (prompt_ids.get(failure.key.prompt_id, -1), failure.key.sample)
             if place in asked:
                 self.outcomes[place] = failure
         await self._play_missing(wanted, attempt=0)
         await self._wait_while_failing(wanted)
+        self._play_seconds = time.monotonic() - began
+
+    async def _seal(self) -> RolloutResult:
         sealing = time.monotonic()
         sealed = await self.episodes.seal()
         seal_seconds = time.monotonic() - sealing
-        ordered = [self.outcomes[place] for place in wanted]
+        ordered = [self.outcomes[place] for place in self._wanted]
         return RolloutResult(
             trajectories=tuple(item for item in ordered if isinstance(item, TrajectoryRef)),
             failures=tuple(item for item in ordered if isinstance(item, EpisodeFailure)),
             sealed=tuple(sealed),
+            play_seconds=self._play_seconds,
             seal_seconds=seal_seconds,
-            adopted=len(taken_over),
+            adopted=len(self._taken_over),
             sampled_tokens=sum(
                 item.response_tokens
-                for place in wanted
-                if isinstance(item := self.outcomes[place], TrajectoryRef) and place not in taken_over
+                for place in self._wanted
+                if isinstance(item := self.outcomes[place], TrajectoryRef) and place not in self._taken_over
             ),
         )
 
@@ -138,6 +162,12 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as faults:
         raise first_of(faults) from None
     return [task.result() for task in tasks]
+
+
+async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """`together` for two of different kinds; the first one starts first."""
+    one, other = await together(cast("list[Coroutine[Any, Any, Any]]", [first, second]))
+    return one, other
 
 
 def first_of(error: BaseException) -> BaseException:

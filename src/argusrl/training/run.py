@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,13 +13,14 @@ import msgspec
 from argusrl.config.sections import Config
 from argusrl.data.order import PromptOrder
 from argusrl.errors import ArgusError, Interrupted, StorageError
-from argusrl.journal.commits import Commit, CommitChain
+from argusrl.journal.commits import Commit, CommitChain, sampling_step
 from argusrl.journal.epochs import Epoch, renew_epoch
 from argusrl.journal.quarantine import quarantined
 from argusrl.observe.display import Display
 from argusrl.observe.events import EventLog
 from argusrl.recovery.failpoints import Point, Rehearsal
 from argusrl.recovery.storage_wait import await_storage, free_space_problem
+from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
 from argusrl.storage.layout import RunFolder
 from argusrl.training.canary import Verification, verify
@@ -99,17 +99,18 @@ class Run:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     failure: asyncio.Event = field(default_factory=asyncio.Event)
     fault: ArgusError | None = None  # why the run cannot go on, found in the background
-    serving: Serving | None = None
+    serving: tuple[Serving, ...] = ()  # newest last
     workers_share_gpus: bool = False
-    leftovers_taken: bool = False
+    leftovers_until: int | None = None  # steps up to this one may have leftovers of before this epoch
+    ahead: Rollout | None = None  # of the next step, while this one is trained
     journal_open: bool = False  # episode workers have segments of a step
-    checkpoint_seconds: float = 0.0
+    staging: asyncio.Future[Any] | None = None  # of a checkpoint that ranks were asked for
     unwritten: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     rehearsal: Rehearsal | None = None  # of an ordinary run: none
     commit_seconds: float = 0.0
     step_bytes: int = 0  # written by the largest step of this driver
     isolated_step: int | None = None  # samples of this step are computed one by one, to find the one that ends it
-    prompt_tokens: dict[Any, tuple[int, int]] = field(default_factory=dict)  # (all, cached) of each engine so far
+    engine_counters: dict[Any, EngineProgress] = field(default_factory=dict)  # of each engine, as they were last read
 
     def at(self, point: Point) -> None:
         """A named point of the run is passed: a rehearsal may shoot here."""
@@ -144,9 +145,14 @@ class Run:
         """
         self.epoch = renew_epoch(self.epoch, {"attempt": self.attempt})
         self.chain = CommitChain(self.folder, self.epoch)
-        self.workers.position.epoch, self.workers.position.step = self.epoch.number, 0
-        self.leftovers_taken = False
+        position = self.workers.position
+        position.epoch, position.step, position.ahead = self.epoch.number, 0, 0
+        self.abandon_ahead()
+        self.leftovers_until = None
         self.journal_open = False
+        if self.staging is not None:
+            self.staging.cancel()
+            self.staging = None
 
     def needed_bytes(self) -> int:
         """Free space that a step needs: what the largest step so far wrote, twice, and the margin of the recipe."""
@@ -175,36 +181,83 @@ class Run:
             raise
 
     def play_settings(self) -> PlaySettings:
-        """How training episodes are played under the committed adapter."""
+        """How episodes are played under the committed adapter."""
         return settings_for(self.config, self.state.adapter)
 
     async def rollout(self, step: int) -> RolloutResult:
-        """Play the step's prompts, minus what interrupted attempts finished. Raises Interrupted on a stop signal."""
+        """Play the step's prompts, minus what interrupted attempts finished. Raises Interrupted on a stop signal.
+
+        With rollout.staleness the next step is begun at once, under the adapter that is committed now.
+        """
         self.phase("rollout")
-        indices = self.order.take(self.state.prompt_position, self.config.algorithm.prompts_per_step)
+        rollout, self.ahead = self.ahead or await self._begin_rollout(step), None
+        result: RolloutResult = await self.unless_stopped(rollout.end())
+        if self.config.rollout.staleness and step < self.config.algorithm.num_steps:
+            self.ahead = await self._begin_rollout(step + 1)
+        return result
+
+    async def _begin_rollout(self, step: int) -> Rollout:
+        staleness = self.config.rollout.staleness
+        at = sampling_step(step, staleness)
+        adapter = self.state.adapter if at == self.state.step else self.chain.read(at).adapter
+        assert adapter is not None
+        indices = self._prompts_of(step)
+        self.workers.position.ahead = step - self.workers.position.step
         await self.workers.episodes.begin()
         self.journal_open = True
         adopted: Sequence[TrajectoryRef] = ()
         ids: dict[str, int] = {}
-        if not self.leftovers_taken:
-            adopted, ids = await self._adopt(step, indices)
-            self.leftovers_taken = True
+        if self.leftovers_until is None:
+            self.leftovers_until = step + staleness
+        if step <= self.leftovers_until:
+            adopted, ids = await self._adopt(step, indices, adapter)
         rollout = Rollout(
             episodes=self.workers.episodes,
             engines=len(self.workers.engines.members),
             group_size=self.config.algorithm.group_size,
             section=self.config.rollout,
-            settings=self.play_settings(),
+            settings=settings_for(self.config, adapter),
             say=lambda message: self.say("paused", message, warning=True, step=step),
             half_way=lambda: self.at("rollout_half"),
             quarantined=quarantined(self.folder, step),
         )
         self.at("rollout_begun")
-        return await self.unless_stopped(rollout.play(indices, ids, adopted))
+        rollout.begin(indices, ids, adopted)
+        return rollout
 
-    async def _adopt(self, step: int, indices: Sequence[int]) -> tuple[Sequence[TrajectoryRef], dict[str, int]]:
-        assert self.state.adapter is not None
-        answers = await self.workers.episodes.adopt(self.state.adapter.sha256, indices)
+    def _prompts_of(self, step: int) -> Sequence[int]:
+        count = self.config.algorithm.prompts_per_step
+        return self.order.take(self.state.prompt_position + (step - self.state.step - 1) * count, count)
+
+    def abandon_ahead(self) -> None:
+        """Let go of the rollout of a step that does not come, or is begun anew."""
+        if self.ahead is not None:
+            self.ahead.abandon()
+            self.ahead = None
+
+    def serve_too(self, serving: Serving) -> None:
+        """Engines have to serve this version from now on, beside as many earlier ones as the recipe samples from."""
+        others = [one for one in self.serving if one.adapter != serving.adapter]
+        self.serving = (*others, serving)[-1 - self.config.rollout.staleness :]
+
+    def served_before(self, head: Commit) -> list[Serving]:
+        """What engines have to serve beside the adapter of `head`: the next step is sampled under it."""
+        at = sampling_step(head.step + 1, self.config.rollout.staleness)
+        if at == head.step:
+            return []
+        commit = self.chain.read(at)
+        return [Serving(commit.adapter, commit.algorithm_state["canary_logprobs"])]
+
+    def read_ahead(self) -> None:
+        """Have the prompts of the next step that is not begun read while this one is trained on."""
+        step = self.state.step + 2 + self.config.rollout.staleness
+        if step <= self.config.algorithm.num_steps:
+            self.workers.episodes.read_ahead(self._prompts_of(step))
+
+    async def _adopt(
+        self, step: int, indices: Sequence[int], adapter: AdapterRef
+    ) -> tuple[Sequence[TrajectoryRef], dict[str, int]]:
+        answers = await self.workers.episodes.adopt(adapter.sha256, indices)
         leftovers, rows = answers[0].leftovers, answers[0].rows
         if leftovers.trajectories or leftovers.damaged or leftovers.foreign or answers[0].unfinished:
             self.say(
@@ -242,14 +295,25 @@ class Run:
             stopped.cancel()
             failed.cancel()
 
-    async def cached_prompt_share(self) -> float:
-        """Share of the prompt tokens since the last call that came from the engines' prefix caches."""
-        progress = await self.workers.engines.progress()
-        before = self.prompt_tokens
-        now = {engine: (one.prompt_tokens, one.cached_prompt_tokens) for engine, one in progress.items()}
-        tokens, cached = (sum(now[one][i] - before.get(one, (0, 0))[i] for one in now) for i in (0, 1))
-        self.prompt_tokens = now
-        return cached / tokens if tokens else 0.0
+    async def engine_work(self) -> dict[str, float]:
+        """Metrics: what engines computed of prompts and images since the last call, against what they had to."""
+        now = await self.workers.engines.progress()
+        before, self.engine_counters = self.engine_counters, now
+
+        def counted(name: str) -> int:
+            pairs = ((one, before.get(engine, EngineProgress())) for engine, one in now.items())
+            return sum(getattr(one, name) - getattr(earlier, name) for one, earlier in pairs)
+
+        def redundancy(computed: str, needed: str) -> float:
+            return counted(computed) / max(1, counted(needed)) if counted(computed) else 1.0
+
+        prompt_tokens = counted("prompt_tokens")
+        return {
+            "rollout/cached_prompt_share": counted("cached_prompt_tokens") / prompt_tokens if prompt_tokens else 0.0,
+            "compute/redundancy_prefill": redundancy("computed_prompt_tokens", "needed_prompt_tokens"),
+            "compute/redundancy_prefill_raw": redundancy("computed_prompt_tokens", "distinct_prompt_tokens"),
+            "compute/redundancy_encoder": redundancy("encoded_image_tokens", "needed_image_tokens"),
+        }
 
     def verify(self, adapter: AdapterRef, proofs: Sequence[EngineProof], trainer: Sequence[float]) -> Verification:
         """Check what all engines showed. Raises AdapterRefused."""
@@ -262,17 +326,21 @@ class Run:
             dtype=self.dtype,
         )
 
-    async def checkpoint(self, commit: Commit) -> None:
+    def checkpoint(self, commit: Commit) -> None:
         """Start writing a checkpoint of the state after `commit`, when one is due."""
-        self.checkpoint_seconds = 0.0
         last = commit.step == self.config.algorithm.num_steps
         if commit.step % self.config.checkpoint.every_steps and not last:
             return
-        started = time.monotonic()
         self.phase("checkpoint")
         self.at("checkpointing")
-        await self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
-        self.checkpoint_seconds = time.monotonic() - started
+        staging = self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
+        self.staging = asyncio.ensure_future(staging)
+
+    async def staged(self) -> None:
+        """Wait until ranks have copied what the checkpoint holds. Raises what that, or the write before, raised."""
+        if self.staging is not None:
+            staging, self.staging = self.staging, None
+            await staging
 
     def advance(self, commit: Commit) -> None:
         """The commit is durable: go on from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ from argusrl.journal.commits import Commit, CommittedTrajectory
 from argusrl.journal.segments import SealedSegment
 from argusrl.training.canary import Verification
 from argusrl.training.engine_worker import EngineProof
-from argusrl.training.rank_worker import Published, RankUpdate, RowOrder, UpdateReport
-from argusrl.training.rollout import RolloutResult
+from argusrl.training.rank_worker import RankUpdate, RowOrder, UpdateReport
+from argusrl.training.rollout import RolloutResult, both
 from argusrl.training.run import Run, Serving
 from argusrl.types import AdapterRef, TrajectoryRef
 
@@ -26,9 +26,8 @@ from argusrl.types import AdapterRef, TrajectoryRef
 async def run_step(run: Run, step: int) -> Commit:
     """Rollout, advantages, plan, updates, publication, commit. Returns the durable commit."""
     clock = Clock()
-    run.workers.position.step = step
+    run.workers.position.step, run.workers.position.ahead = step, 0
     rollout = await run.rollout(step)
-    cached = await run.cached_prompt_share()
     clock.lap("rollout")
     run.at("rollout_done")
     advantages = advantages_of(rollout.trajectories, run.config.algorithm.advantage)
@@ -36,8 +35,12 @@ async def run_step(run: Run, step: int) -> Commit:
     run.phase("train")
     await run.colocation.to_training()
     orders = orders_of(plan, rollout.trajectories, advantages)
+    clock.lap("plan")
+    await run.staged()
+    clock.lap("checkpoint")
+    run.read_ahead()
     run.at("training")
-    report = await run.workers.ranks.update(orders)
+    report, engine_work = await both(run.workers.ranks.update(orders), run.engine_work())
     run.at("updated")
     await recheck_if_due(run, step, orders)
     clock.lap("train")
@@ -53,19 +56,19 @@ async def run_step(run: Run, step: int) -> Commit:
             epoch=run.epoch.number,
             outcome="skipped" if report.skipped == len(plan.updates) else "updated",
             adapter=synced.adapter,
-            state_digest=synced.published.state_digest,
+            state_digest=synced.state_digest,
             config_sha256=run.config_sha256,
             **journalled(rollout),
-            algorithm_state=run.state.after(synced.published.canary),
+            algorithm_state=run.state.after(synced.canary),
             prompt_position=run.state.prompt_position + run.config.algorithm.prompts_per_step,
             plan=plan.to_json(),
             conditions=run.conditions,
-            metrics=step_metrics(rollout, advantages, cached, report, synced, clock),
+            metrics=step_metrics(rollout, advantages, engine_work, report, synced, clock),
         )
     )
     run.commit_seconds = time.monotonic() - committing
     run.at("committed")
-    await run.checkpoint(commit)
+    run.checkpoint(commit)
     return commit
 
 
@@ -83,42 +86,67 @@ async def recheck_if_due(run: Run, step: int, orders: Sequence[list[RankUpdate]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """A published adapter that all engines proved."""
+    """A durable adapter that all engines proved."""
 
     adapter: AdapterRef
-    published: Published
+    canary: Sequence[float]  # [R] log-probabilities of the trainer
+    state_digest: str  # logical digest of adapter, Adam and RNG
     verification: Verification
+    handover_seconds: float  # from the end of the updates until it was proven everywhere
+    storage_reads: int  # of adapters, by engines, since the version before
 
 
 async def synchronise(run: Run, version: int) -> Synced:
     """Publish the adapter, hand the memory to the engines, load it everywhere, and prove it. Raises AdapterRefused.
 
-    The trainer's canary and state digest are computed while the engines load.
+    Engines load from memory; meanwhile the folder is written and the trainer's state is hashed.
     """
-    ranks = run.workers.ranks
-    adapter = await ranks.publish(version)
-    run.at("published")
-    published = await ranks.canary()
-    verification = await serve(run, adapter, published)
+    began = time.monotonic()
+    ranks, engines = run.workers.ranks, run.workers.engines
+    adapter, files = await ranks.publish(version)
+    run.at("staged")
+    engines.memory.hold(adapter, files)
+    canary, _ = await both(ranks.canary(), run.colocation.to_sync())  # ranks take calls in this order
+
+    async def prove() -> tuple[Verification, float]:
+        return await serve(run, Serving(adapter, canary)), time.monotonic() - began
+
+    async def digest() -> str:
+        found = await ranks.state_digest()
+        await ranks.published()
+        run.at("published")
+        return found
+
+    (verification, seconds), state_digest = await both(prove(), digest())
+    engines.memory.forget()
     run.at("synced")
-    return Synced(adapter=adapter, published=published, verification=verification)
+    return Synced(
+        adapter=adapter,
+        canary=canary,
+        state_digest=state_digest,
+        verification=verification,
+        handover_seconds=seconds,
+        storage_reads=engines.memory.take_reads(),
+    )
 
 
-async def serve(run: Run, adapter: AdapterRef, published: Published) -> Verification:
-    """Hand the memory to the engines, and have them load and prove the adapter. Raises AdapterRefused.
+async def serve(run: Run, *versions: Serving) -> Verification:
+    """Have the engines, which own the memory, load and prove adapters, the newest one last. Raises AdapterRefused.
 
-    An engine that is lost on the way is replaced, and proves the adapter before it serves; one must be left.
+    An engine that is lost on the way is replaced, and proves what it has to serve first; one must be left.
     """
     engines = run.workers.engines
-    run.serving = Serving(adapter, published.canary)
-    await run.colocation.to_sync()
-    await engines.load_adapter(adapter)
+    for one in versions:
+        run.serve_too(one)
+        await engines.load_adapter(one.adapter)
     await run.colocation.to_rollout()
-    proofs: list[EngineProof] = []
-    while not proofs:
-        await run.unless_stopped(engines.someone(run.config.cluster.start_timeout_seconds))
-        proofs = await engines.prove(adapter.version)
-    return run.verify(adapter, proofs, published.canary)
+    for one in versions:
+        proofs: list[EngineProof] = []
+        while not proofs:
+            await run.unless_stopped(engines.someone(run.config.cluster.start_timeout_seconds))
+            proofs = await engines.prove(one.adapter.version)
+        verification = run.verify(one.adapter, proofs, one.canary)
+    return verification
 
 
 def advantages_of(trajectories: Sequence[TrajectoryRef], kind: Literal["group_std", "group_mean"]) -> list[float]:
@@ -141,6 +169,8 @@ def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], 
             tokens=trajectory.prompt_tokens + trajectory.response_tokens,
             response_tokens=trajectory.response_tokens,
             advantage=advantage,
+            prompt_tokens=trajectory.first_prompt_tokens,
+            image_patches=trajectory.image_patches,
         )
         for trajectory, advantage in zip(trajectories, advantages, strict=True)
     ]
@@ -149,6 +179,7 @@ def plan_of(trajectories: Sequence[TrajectoryRef], advantages: Sequence[float], 
         ranks=len(run.workers.ranks.members),
         updates=run.config.algorithm.updates_per_step,
         micro_batch_tokens=1 if run.isolated_step == step else run.config.training.micro_batch_tokens,
+        idle_without_signal=run.config.algorithm.kl_weight == 0,
     )
 
 
@@ -207,7 +238,7 @@ class Clock:
 def step_metrics(
     rollout: RolloutResult,
     advantages: Sequence[float],
-    cached_prompt_share: float,
+    engine_work: Mapping[str, float],
     report: UpdateReport,
     synced: Synced,
     clock: Clock,
@@ -226,17 +257,19 @@ def step_metrics(
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)),
         **{f"reward/{name}/mean": math.fsum(t.rewards[name] for t in trajectories) / count for name in names},
-        "rollout/tokens_per_second": rollout.sampled_tokens / max(clock.seconds["rollout"], 1e-9),
+        "rollout/tokens_per_second": rollout.sampled_tokens / max(rollout.play_seconds, 1e-9),
         "rollout/trajectories": len(trajectories),
         "rollout/failed_trajectories": len(rollout.failures),
         "rollout/adopted_trajectories": rollout.adopted,
         "rollout/truncated_share": sum(trajectory.truncated for trajectory in trajectories) / count,
         "rollout/response_tokens_mean": response_tokens / count,
         "rollout/prompt_tokens_mean": sum(trajectory.prompt_tokens for trajectory in trajectories) / count,
-        "rollout/cached_prompt_share": cached_prompt_share,
+        **engine_work,
         "rollout/groups_without_signal": sum(not signal for signal in groups.values()),
         "rollout/seal_seconds": rollout.seal_seconds,
         "time/rollout_seconds": clock.seconds["rollout"],
+        "time/plan_seconds": clock.seconds["plan"],
+        "time/checkpoint_seconds": clock.seconds["checkpoint"],
         "time/train_seconds": clock.seconds["train"],
         "time/sync_seconds": clock.seconds["sync"],
         "time/step_seconds": time.monotonic() - clock.started,
@@ -244,6 +277,8 @@ def step_metrics(
         "policy/skipped_updates": report.skipped,
         "adapter/version": synced.adapter.version,
         "adapter/sha256": synced.adapter.sha256,
+        "adapter/handover_seconds": synced.handover_seconds,
+        "adapter/storage_reads": synced.storage_reads,
         "adapter/canary_gap": synced.verification.gap,
         "adapter/proven_by_effect": float(synced.verification.by_effect),
         "memory/driver_bytes": driver_bytes(),

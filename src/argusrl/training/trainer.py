@@ -9,23 +9,25 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argusrl.errors import CorruptionError, Interrupted, StorageError
+from argusrl.errors import AdapterRefused, CorruptionError, Interrupted, StorageError
 from argusrl.journal.commits import Commit
-from argusrl.journal.retention import collect_garbage, durable_checkpoints
+from argusrl.journal.retention import durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
 from argusrl.recovery.storage_wait import storage_problem
+from argusrl.storage.manifest import verify_manifest
 from argusrl.training.canary import TOLERANCE, Difference
+from argusrl.training.collecting import Collector
 from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.healing import HEALABLE
-from argusrl.training.rank_worker import Published
 from argusrl.training.rollout import together
-from argusrl.training.run import Run, RunState
+from argusrl.training.run import Run, RunState, Serving
 from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
 from argusrl.training.watch import Watch
 from argusrl.types import TrajectoryRef
 
 _CANARY_TOKENS = 16
+_PHASES = ("rollout", "plan", "train", "sync", "commit", "checkpoint")
 _INEXACT = (
     "; the replay is not exact, so the committed adapter is used: weights differ by up to {weight_difference:.3g}, "
     "log-probabilities of the canary by up to {logprob_difference:.3g}, {verdict} the tolerance of {tolerance:g}"
@@ -93,8 +95,19 @@ async def recover(run: Run, fault: BaseException) -> None:
 async def _steps(run: Run, sinks: Sinks) -> Outcome:
     best = BestAdapter.of(run.folder, run.state.step)
     await _evaluate_if_due(run, best, sinks, metrics=None)
+    collector = Collector()
+    try:
+        return await _steps_until_the_end(run, sinks, best, collector)
+    finally:
+        run.abandon_ahead()
+        await collector.stop()
+
+
+async def _steps_until_the_end(run: Run, sinks: Sinks, best: BestAdapter, collector: Collector) -> Outcome:
+    ended = time.monotonic()
     while run.state.step < run.config.algorithm.num_steps:
         if reason := best.stop_reason(run.config.evaluate):
+            await run.staged()
             await run.workers.ranks.finish_checkpoint()
             return Outcome(steps=run.state.step, stopped_early=reason)
         if run.healing.can_grow():
@@ -104,22 +117,28 @@ async def _steps(run: Run, sinks: Sinks) -> Outcome:
         await run.require_space()
         commit = await run_step(run, run.state.step + 1)
         run.advance(commit)
-        run.healing.keep_standby()
-        metrics = {"step": commit.step, **commit.metrics, "time/checkpoint_seconds": run.checkpoint_seconds}
-        metrics["time/commit_seconds"] = run.commit_seconds
+        run.healing.engines.keep_standby()
+        metrics: dict[str, Any] = {"step": commit.step, **commit.metrics, "time/commit_seconds": run.commit_seconds}
+        phases = sum(float(metrics[f"time/{name}_seconds"]) for name in _PHASES)
+        metrics["time/gap_seconds"] = time.monotonic() - ended - phases
+        ended = time.monotonic()
         await _evaluate_if_due(run, best, sinks, metrics)
-        _collect(run, best)
+        ended += metrics.get("time/evaluate_seconds", 0.0)
+        await collector.go_on(run, best)
+    await collector.wait()
     await _finish_last_checkpoint(run)
     return Outcome(steps=run.state.step)
 
 
 async def _finish_last_checkpoint(run: Run) -> None:
     """The last step has its checkpoint, also where writing it failed before a fault was healed."""
+    await run.staged()
     await run.workers.ranks.finish_checkpoint()
     head = run.chain.head()
     assert head is not None
     if not any(checkpoint.step == head.step for checkpoint in durable_checkpoints(run.folder, run.chain)):
-        await run.checkpoint(head)
+        run.checkpoint(head)
+        await run.staged()
         await run.workers.ranks.finish_checkpoint()
 
 
@@ -133,7 +152,7 @@ async def bring_to_life(run: Run) -> None:
     healing, workers = run.healing, run.workers
     head = run.chain.head()
     run.state = RunState() if head is None else RunState.of(head)
-    workers.position.step = 0  # workers refuse to go back, and a replay may begin at any step
+    workers.position.step = workers.position.ahead = 0  # workers refuse to go back, and a replay may begin at any step
     if run.colocation.shared and run.workers_share_gpus:
         await run.unless_stopped(_players_up(run))  # engines measure free memory while they start: ranks come later
         await run.colocation.engines_first()
@@ -161,6 +180,7 @@ async def _players_up(run: Run) -> None:
     if run.state.canary is None:
         await run.workers.engines.someone(run.config.cluster.start_timeout_seconds)
         run.state = replace(run.state, canary=await _make_canary(run))
+        run.phase("start")  # of the ranks, if they are not there yet
 
 
 async def _make_canary(run: Run) -> TrajectoryRef:
@@ -184,14 +204,14 @@ async def _commit_root(run: Run) -> None:
             epoch=run.epoch.number,
             outcome="initial",
             adapter=synced.adapter,
-            state_digest=synced.published.state_digest,
+            state_digest=synced.state_digest,
             config_sha256=run.config_sha256,
             segments=tuple(segment for one in sealed for segment in one.segments),
-            algorithm_state=run.state.after(synced.published.canary),
+            algorithm_state=run.state.after(synced.canary),
             conditions=run.conditions,
         )
     )
-    await run.checkpoint(commit)
+    run.checkpoint(commit)
     run.advance(commit)
 
 
@@ -204,21 +224,24 @@ async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
     run.phase("resume")
     started = time.monotonic()
     at = head.step
-    published = None if new_ranks else await run.workers.ranks.canary()
-    if published is None or published.state_digest != head.state_digest:
+    ranks = run.workers.ranks
+    digest = None if new_ranks else await ranks.state_digest()
+    if digest != head.state_digest:
         at = await _load_newest_checkpoint(run, head.step)
         for step in range(at + 1, head.step + 1):
             run.workers.position.step = step
             await _replay(run, run.chain.read(step))
         run.workers.position.step = head.step
-        published = await run.workers.ranks.canary()
+        digest = await ranks.state_digest()
     run.workers.position.step = head.step
     inexact: dict[str, Any] = {}
-    if published.state_digest != head.state_digest:
-        inexact = await _take_committed(run, head, published)
-        published = await run.workers.ranks.canary()
+    canary = await ranks.canary()
+    if digest != head.state_digest:
+        inexact = await _take_committed(run, head, canary)
+        canary = await ranks.canary()
     run.at("replayed")
-    await serve(run, head.adapter, published)
+    await run.colocation.to_sync()
+    await _serve_committed(run, *run.served_before(head), Serving(head.adapter, canary))
     run.at("restored")
     run.say(
         "replay_inexact" if inexact else "resumed",
@@ -233,10 +256,20 @@ async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
     )
 
 
-async def _take_committed(run: Run, head: Commit, replayed: Published) -> dict[str, Any]:
+async def _serve_committed(run: Run, *versions: Serving) -> None:
+    """Raises CorruptionError where an adapter is refused because its bytes changed at rest: no engine can help that."""
+    try:
+        await serve(run, *versions)
+    except AdapterRefused:
+        for one in versions:
+            await asyncio.to_thread(verify_manifest, run.folder.absolute(one.adapter.path))
+        raise
+
+
+async def _take_committed(run: Run, head: Commit, replayed: Sequence[float]) -> dict[str, Any]:
     """After a replay that was not exact the committed adapter wins; how far they are apart."""
     weights = await run.workers.ranks.load_adapter(str(run.folder.absolute(head.adapter.path)))
-    difference = Difference.between(replayed.canary, head.algorithm_state["canary_logprobs"])
+    difference = Difference.between(replayed, head.algorithm_state["canary_logprobs"])
     tolerance = TOLERANCE[run.dtype]
     return {
         "weight_difference": weights,
@@ -256,9 +289,8 @@ async def _load_newest_checkpoint(run: Run, head: int) -> int:
             run.say("checkpoint_damaged", f"{error.message}: trying the one before", warning=True)
             continue
         return checkpoint.step
-    published = await run.workers.ranks.canary()
     root = run.chain.read(0)
-    if published.state_digest != root.state_digest:
+    if await run.workers.ranks.state_digest() != root.state_digest:
         raise CorruptionError(
             "no usable checkpoint, and the fresh state is not the one the run began with",
             "are model and library versions those of the first attempt? `argusrl runs show` lists them",
@@ -318,20 +350,6 @@ async def _evaluate(run: Run, step: int) -> dict[str, Any]:
     }
     write_evaluation(run.folder, step, record)
     return record
-
-
-def _collect(run: Run, best: BestAdapter) -> None:
-    section = run.config.checkpoint
-    collect_garbage(
-        run.folder,
-        run.chain,
-        keep_checkpoints=section.keep,
-        keep_adapters=section.keep_adapters,
-        protected_versions={0, best.step},
-        keep_trajectories=section.keep_trajectories,
-        # What interrupted tries of a step left is the evidence that a rehearsal is judged by.
-        from_step=max(0, run.state.step - 1) if run.rehearsal is None else run.state.step + 1,
-    )
 
 
 async def close(run: Run) -> None:

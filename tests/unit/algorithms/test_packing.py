@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +11,26 @@ from argusrl.algorithms.packing import Plan, RowCost, UpdatePlan, plan_step
 def steps(draw: st.DrawFn) -> list[RowCost]:
     rows = []
     for group in range(draw(st.integers(0, 6))):
-        signal = draw(st.booleans())
+        signal, prompt, patches = draw(st.booleans()), draw(st.integers(1, 60)), draw(st.integers(0, 400))
         for sample in range(draw(st.integers(1, 5))):
             response = draw(st.integers(1, 40))
             rows.append(
                 RowCost(
                     group=f"p{group}",
-                    tokens=response + draw(st.integers(1, 60)),
+                    tokens=response + prompt,
                     response_tokens=response,
                     advantage=(-1.0) ** sample if signal else 0.0,
+                    prompt_tokens=draw(st.sampled_from([0, prompt])) if not sample else rows[-1].prompt_tokens,
+                    image_patches=patches + draw(st.integers(0, 9)),
                 )
             )
     return rows
+
+
+def tokens_in(batch: Sequence[int], rows: list[RowCost]) -> int:
+    """Of a micro-batch, the prompt of each group once."""
+    prompts = {rows[i].group: rows[i].prompt_tokens for i in batch}
+    return sum(rows[i].tokens - rows[i].prompt_tokens for i in batch) + sum(prompts.values())
 
 
 def computed(update: UpdatePlan) -> list[int]:
@@ -65,9 +74,9 @@ def test_ranks_step_together_and_within_budget(rows: list[RowCost], shape: tuple
         assert len(update.ranks) == ranks
         assert len({len(batches) for batches in update.ranks}) == 1
         for batches in update.ranks:
-            order = [row for batch in batches for row in batch]
-            assert order == sorted(order)
-            assert all(len(b) <= 1 or sum(rows[i].tokens for i in b) <= budget for b in batches)
+            assert all(len(batch) <= 1 or tokens_in(batch, rows) <= budget for batch in batches)
+            firsts = [rows[batch[0]].group for batch in batches if batch]
+            assert firsts == sorted(firsts)
 
 
 @given(steps(), SHAPES)
@@ -107,3 +116,61 @@ def test_a_group_stays_on_one_rank_where_there_are_enough() -> None:
     assert not homes[0] & homes[1]
     loads = [sum(rows[i].tokens for batch in rank for i in batch) for rank in update.ranks]
     assert max(loads) - min(loads) <= 4 * 26
+
+
+@given(steps(), SHAPES)
+def test_a_group_that_fits_is_in_one_micro_batch(rows: list[RowCost], shape: tuple[int, int, int]) -> None:
+    _, updates, budget = shape
+    for update in plan_step(rows, ranks=1, updates=updates, micro_batch_tokens=budget).updates:
+        homes: dict[str, set[int]] = {}
+        for number, batch in enumerate(update.ranks[0]):
+            for row in batch:
+                homes.setdefault(rows[row].group, set()).add(number)
+        for group, batches in homes.items():
+            members = [i for i, row in enumerate(rows) if row.group == group]
+            assert len(batches) == 1 or tokens_in(members, rows) > budget
+
+
+def row(group: str, tokens: int, prompt: int = 0, patches: int = 0, advantage: float = 1.0) -> RowCost:
+    return RowCost(
+        group=group,
+        tokens=tokens,
+        response_tokens=tokens - prompt,
+        advantage=advantage,
+        prompt_tokens=prompt,
+        image_patches=patches,
+    )
+
+
+def test_a_shared_prompt_counts_once_for_the_budget() -> None:
+    rows = [row(f"g{i // 8}", 120, prompt=100) for i in range(32)]
+    (update,) = plan_step(rows, ranks=1, updates=1, micro_batch_tokens=520).updates
+    assert [len(batch) for batch in update.ranks[0]] == [16, 16]  # 2 groups of 100 + 8 · 20
+
+
+def test_cutting_a_group_has_to_pay() -> None:
+    """Two ranks, three groups: long prompts make it dearer to compute a group on both; long replies do not."""
+    for prompt, cut in ((1000, False), (10, True)):
+        rows = [row(f"g{i // 8}", prompt + 20, prompt=prompt) for i in range(24)]
+        (update,) = plan_step(rows, ranks=2, updates=1, micro_batch_tokens=10_000).updates
+        homes = [{rows[i].group for batch in rank for i in batch} for rank in update.ranks]
+        assert bool(homes[0] & homes[1]) == cut
+
+
+def test_images_count_for_the_balance() -> None:
+    rows = [row("image", 400, patches=2 * 6400), *(row(f"text{i}", 400) for i in range(3))]
+    (update,) = plan_step(rows, ranks=2, updates=1, micro_batch_tokens=10_000).updates
+    assert update.ranks == (((0,),), ((1, 2, 3),))
+
+
+def test_groups_without_signal_are_computed_where_the_loss_has_more_to_say() -> None:
+    rows = [row("a", 20), row("b", 20, advantage=0.0)]
+    for idle in (True, False):
+        (update,) = plan_step(rows, ranks=1, updates=1, micro_batch_tokens=100, idle_without_signal=idle).updates
+        assert update.idle == ((1,) if idle else ())
+        assert update.denominator_tokens == 40
+
+
+def test_an_old_plan_still_reads() -> None:
+    old = {"rows": 2, "updates": [{"denominator_tokens": 5, "idle": [1], "ranks": [[[0], []]]}]}
+    assert Plan.from_json(old).updates[0].ranks == (((0,), ()),)

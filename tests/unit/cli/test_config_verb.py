@@ -77,3 +77,23 @@ def test_difference_of_a_run_and_a_recipe(recipe: Path, capsys: pytest.CaptureFi
         {"difference": "algorithm.num_steps: 100 → 7", "may_change_on_resume": True},
         {"difference": "algorithm.group_size: 8 → 4", "may_change_on_resume": False},
     ]
+
+
+def test_estimate_shows_every_line(recipe: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"model.path={tiny_model}"
+    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--gpu-gib", "80")
+    assert code == 0
+    for word in ("training on cuda", "moments", "while in backward", "adapter_slots", "it fits"):
+        assert word in text
+    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", "--ranks", "2")
+    found = json.loads(text)
+    assert found["device"] == "cpu"
+    assert found["fits"] is None
+    assert found["training"]["total"] == max(found["training"]["phases"].values())
+    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", "--gpu-gib", "0.01")
+    assert json.loads(text)["fits"] is False
+
+
+def test_estimate_of_a_model_that_is_not_here(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "estimate", str(recipe), "model.path=nobody/nothing"]) == 4
+    assert "nobody/nothing" in capsys.readouterr().err

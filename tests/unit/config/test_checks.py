@@ -21,6 +21,33 @@ def test_a_sound_recipe_has_no_problem() -> None:
     assert problems(sound(cluster={"colocate": False, "slots": 4, "engines": 2})) == []
 
 
+APART = {"colocate": False, "slots": 2, "engines": 1}
+
+
+def test_two_live_versions_are_served_side_by_side() -> None:
+    config = sound(rollout={"staleness": 1}, cluster=APART)
+    assert problems(config) == []
+    assert not config.serves_merged("float32")
+    assert sound().serves_merged("float32")
+
+
+@pytest.mark.parametrize(
+    ("section", "merged"),
+    [
+        ({}, {"float32"}),
+        ({"serving": "merged"}, {"float32", "bfloat16"}),
+        ({"serving": "lora"}, set()),
+        ({"kind": "full"}, set()),
+    ],
+)
+def test_adapters_are_merged_by_themselves_where_nothing_is_rounded_away(
+    section: dict[str, Any], merged: set[str]
+) -> None:
+    adapter = sound(adapter=section).adapter
+    assert {dtype for dtype in ("float32", "bfloat16") if adapter.merged_in(dtype)} == merged
+    assert not any(adapter.side_by_side().merged_in(dtype) for dtype in ("float32", "bfloat16"))
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
@@ -30,6 +57,8 @@ def test_a_sound_recipe_has_no_problem() -> None:
         ({"adapter": {"rank": 24}}, "24: vLLM does not serve this LoRA rank; it serves 1, 8, 16, 32"),
         ({"adapter": {"kind": "full", "initial": "x"}}, "adapter.initial"),
         ({"adapter": {"target": []}}, "adapter.target"),
+        ({"adapter": {"kind": "full", "serving": "merged"}}, "adapter.serving merged"),
+        ({"adapter": {"kind": "full"}, "algorithm": {"kl_weight": 0.1}}, "algorithm.kl_weight 0.1"),
         ({"model": {"max_tokens": 512}}, "rollout.max_response_tokens (512) leaves no room"),
         ({"rollout": {"max_prompt_tokens": 4000}}, "is more than model.max_tokens"),
         ({"model": {"min_pixels": 10, "max_pixels": 5}}, "min_pixels"),
@@ -72,6 +101,16 @@ def test_a_sound_recipe_has_no_problem() -> None:
         ({"evaluate": {"every_steps": 0, "stop_at": 0.5}}, "evaluate.stop_at"),
         ({"rollout": {"pause_limit_seconds": 1}}, "pause_probe_seconds"),
         ({"environment": {"episode_timeout_seconds": 1}}, "step_timeout_seconds"),
+        ({"rollout": {"staleness": 1}}, "set cluster.colocate: false"),
+        (
+            {"rollout": {"staleness": 1}, "cluster": APART, "adapter": {"serving": "merged"}},
+            "set adapter.serving: lora",
+        ),
+        ({"rollout": {"staleness": 1}, "cluster": APART, "adapter": {"kind": "full"}}, "use kind lora"),
+        (
+            {"rollout": {"staleness": 1}, "cluster": APART, "algorithm": {"importance_cap": None}},
+            "set algorithm.importance_cap",
+        ),
         ({"cluster": {"engines": 1}}, "cluster.engines: only with colocate: false"),
         ({"cluster": {"colocate": False}}, "set cluster.slots"),
         ({"cluster": {"colocate": False, "slots": 2, "engines": 2}}, "must be below cluster.slots"),

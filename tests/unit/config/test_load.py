@@ -144,6 +144,19 @@ def test_the_resolved_config_is_read_back_and_notices_changes(tmp_path: Path) ->
         read_resolved(path)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93\x00", b"a: [", b"- 1", b"config: {}", b"format_version: 1\nsha256: 7\n"]
+)
+def test_what_is_no_resolved_config_any_more_is_corruption(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError, match=r"config\.yaml"):
+        read_resolved(path)
+    path.unlink()
+    with pytest.raises(ConfigError, match="no such"):
+        read_resolved(path)
+
+
 def test_the_difference_names_keys_with_both_values() -> None:
     old = sound(optimizer={"learning_rate": 1e-5})
     new = sound(optimizer={"learning_rate": 2e-5}, rewards=[{"kind": "exact"}, {"kind": "math"}])

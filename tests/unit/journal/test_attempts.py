@@ -4,6 +4,7 @@ from argusrl.errors import CorruptionError
 from argusrl.journal.attempts import (
     Heartbeat,
     Verdict,
+    checked_verdict,
     newest_attempt,
     next_attempt,
     read_heartbeat,
@@ -30,13 +31,16 @@ def test_the_first_verdict_stands(run):
     assert not first.complete
 
 
-def test_a_damaged_verdict_is_corruption(run):
+def test_a_damaged_verdict_is_corruption_and_says_only_that_the_attempt_ended(run):
     attempt = next_attempt(run)
     write_verdict(run, attempt, Verdict(outcome="complete", exit_code=0, reason="done"))
     path = run.attempt(attempt) / "verdict.json"
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
     with pytest.raises(CorruptionError):
-        read_verdict(run, attempt)
+        checked_verdict(run, attempt)
+    left = read_verdict(run, attempt)
+    assert (left.outcome, left.complete) == ("killed", False)
+    assert "verdict.json" in left.reason
 
 
 def test_the_heartbeat_is_replaced_in_place(run):
@@ -46,4 +50,6 @@ def test_the_heartbeat_is_replaced_in_place(run):
         beat = Heartbeat(time=float(step), pid=7, host="h", epoch=1, step=step, phase="rollout")
         write_heartbeat(run, attempt, beat)
         assert read_heartbeat(run, attempt) == beat
+    (run.attempt(attempt) / "heartbeat.json").write_bytes(b"\x00garbage")
+    assert read_heartbeat(run, attempt) is None
     assert sorted(path.name for path in run.attempt(attempt).iterdir()) == ["heartbeat.json", "logs"]

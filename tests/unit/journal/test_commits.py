@@ -257,3 +257,20 @@ def test_metrics_are_rebuilt_from_the_commits(run, driver):
         {"step": 1, "reward/mean": 0.5},
         {"step": 2, "reward/mean": 0.75},
     ]
+
+
+def test_the_adapters_of_late_are_read_once(run, driver):
+    for step in (1, 2):
+        driver.append(commit(step, 1))
+    assert [driver.adapter(step).version for step in (0, 1, 2)] == [0, 1, 2]
+    run.commit(1).unlink()
+    assert driver.adapter(1).version == 1
+    with pytest.raises(CorruptionError, match="missing"):
+        CommitChain(run).adapter(1)
+
+
+def test_a_commit_is_named_by_the_digest_of_its_file(run, driver):
+    driver.append(commit(1, 1))
+    assert [driver.sha256(step) for step in (0, 1)] == [sha256_file(run.commit(step)) for step in (0, 1)]
+    with pytest.raises(CorruptionError, match="missing"):
+        driver.sha256(2)

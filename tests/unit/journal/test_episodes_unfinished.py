@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from argusrl.journal.episodes import EpisodeJournal
+from argusrl.journal.records import Partial
 from argusrl.types import EpisodeFailure, TrajectoryKey, Unfinished
 from fakes.run_folder import RunBuilder, image, trajectory, turn
 
@@ -30,16 +31,17 @@ class Writer:
     def partial(
         self, index: int, offset: int, *ids: int, key: TrajectoryKey = KEY, adapter: str | None = None
     ) -> Writer:
-        self.journal.partial(
-            key,
-            index,
-            offset,
-            ids,
-            [-token / 8 for token in ids],
+        span = Partial(
+            key=key,
+            turn=index,
+            offset=offset,
+            ids=ids,
+            logprobs=tuple(-token / 8 for token in ids),
             adapter_version=0,
             adapter_sha256=adapter or self.adapter.sha256,
             place=f"before turn {index}",
         )
+        self.journal.partial(span)
         return self
 
     def left(self, **what: bool) -> dict[TrajectoryKey, Unfinished]:

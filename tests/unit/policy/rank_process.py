@@ -71,6 +71,7 @@ def main(rank: int, port: int, folder: Path, settings: Any, rows: list[Row], den
     start = policy.adapter_tensors()
     share = [[rows[index] for index in batch] for batch in PLANS[2][rank]]
     result = learn(policy, share, denominator_tokens)
+    result["work"] = policy.finish_step()
     turn = rows[0].turns[0]
     adapter, checkpoint = folder / "adapters" / "v1", folder / "checkpoint"
     writing = policy.save_checkpoint(checkpoint)
@@ -82,10 +83,11 @@ def main(rank: int, port: int, folder: Path, settings: Any, rows: list[Row], den
         "canary": policy.canary(turn.prompt_ids, rows[0].images, turn.response_ids),
         "own": policy.logprob_digest([rows[rank]]),
         "neighbour's": policy.logprob_digest([rows[1 - rank]]),
-        "ref": policy.publish_adapter(adapter, 1, 1),
+        "ref": (publication := policy.publish_adapter(adapter, 1, 1)).result(),
+        "adapter_file": None if publication.files is None else publication.files.tensors.tobytes(),
         "digest": policy.state_digest(),
         "local": sum(p.to_local().numel() for p in policy.state.parameters.values()),
-        "refused_adapter": refused(lambda: policy.publish_adapter(adapter, 1, 1)),
+        "refused_adapter": refused(lambda: policy.publish_adapter(adapter, 1, 1).result()),
         "refused_checkpoint": refused(lambda: policy.save_checkpoint(checkpoint).result(timeout=60)),
     }
     bad = [replace(rows[0], images=())] if rank == 1 else [rows[0]]

@@ -20,17 +20,25 @@ def test_sources_predict_targets(builder: Any, rows: list[Row]) -> None:
     assert len(batch.engine) == len(replies)
 
 
-def test_positions_restart_and_images_are_grids(builder: Any, rows: list[Row]) -> None:
+def test_positions_are_those_of_each_row_alone(builder: Any, rows: list[Row]) -> None:
     batch = builder.pack(rows)
-    starts = [0]
-    for row in rows[:-1]:
-        starts.append(starts[-1] + len(row.ids))
-    assert (batch.position_ids[:, 0, starts] == 0).all()
-    assert batch.position_ids.shape == (4, 1, sum(len(row.ids) for row in rows))
+    tokens = sum(row.tokens for row in rows) - 1  # two of them begin with the same one
+    assert batch.position_ids.shape == (4, 1, tokens)
     image = batch.token_types[0].bool()
     assert len(batch.position_ids[3, 0][image].unique()) > 1  # widths differ inside an image
-    packed_alone = torch.cat([builder.pack([row]).position_ids for row in rows], dim=-1)
-    assert torch.equal(batch.position_ids, packed_alone)
+    assert (batch.position_ids[0, 0] == 0).sum() == 2
+    alone = [builder.pack([row]) for row in rows]
+    expected = torch.cat([one.position_ids[..., one.sources] for one in alone], dim=-1)
+    assert torch.equal(batch.position_ids[..., batch.sources], expected)
+
+
+def test_positions_are_the_models_own(builder: Any, base: Any, rows: list[Row]) -> None:
+    for row in rows:
+        batch = builder.pack([row])
+        grids = batch.image_inputs["image_grid_thw"][list(batch.image_order)] if row.images else None
+        places, _ = base.model.get_rope_index(batch.input_ids, batch.token_types, image_grid_thw=grids)
+        assert torch.equal(batch.position_ids[1:], places)
+        assert torch.equal(batch.position_ids[0, 0], torch.arange(len(row.ids)))
 
 
 def test_rows_of_one_prompt_share_it(builder: Any, rows: list[Row]) -> None:
@@ -39,9 +47,10 @@ def test_rows_of_one_prompt_share_it(builder: Any, rows: list[Row]) -> None:
     batch = builder.pack([first, rows[1], other])
     assert batch.input_ids.shape[1] == prompt + 6 + 2 + len(rows[1].ids)
     assert batch.image_order == (0,)
-    assert batch.targets.tolist() == [*first.turns[0].response_ids, 20, 21, *rows[1].turns[0].response_ids]
+    assert batch.targets.tolist() == [*first.turns[0].response_ids, *rows[1].turns[0].response_ids, 20, 21]
     last = prompt - 1  # predicts the first token of both replies
-    assert batch.sources.tolist()[:8] == [last, *range(prompt, prompt + 5), last, prompt + 6]
+    assert batch.sources.tolist()[:6] == [last, *range(prompt, prompt + 5)]
+    assert batch.sources.tolist()[-2:] == [last, prompt + 6]
     alone = builder.pack([other])
     assert torch.equal(batch.position_ids[..., prompt + 6 : prompt + 8], alone.position_ids[..., prompt:])
     pixels = replace(other, images=(rows[2].images[0],))
@@ -49,10 +58,26 @@ def test_rows_of_one_prompt_share_it(builder: Any, rows: list[Row]) -> None:
         builder.pack([first, pixels])  # equal ids, another image: no sharing, and here not even the same size
 
 
+def test_images_with_features_are_not_read_again(builder: Any, rows: list[Row]) -> None:
+    from argusrl.policy.step_work import ImageFeatures, StepWork
+
+    work = StepWork()
+    fresh = builder.pack(rows, work)
+    assert fresh.fresh == (0, 1)
+    assert fresh.runs_tower
+    for image, grid in zip(fresh.images, fresh.image_inputs["image_grid_thw"], strict=True):
+        work.features[image] = ImageFeatures(grid, torch.zeros(0), ())
+    again = builder.pack(rows, work)
+    assert (again.fresh, again.image_inputs, again.runs_tower) == ((), {}, False)
+    assert torch.equal(again.position_ids, fresh.position_ids)
+    assert again.image_order == fresh.image_order
+
+
 def test_an_image_is_processed_once_per_micro_batch(builder: Any, rows: list[Row]) -> None:
     batch = builder.pack(rows)
     assert len(batch.image_inputs["image_grid_thw"]) == 2
-    assert batch.image_order == (0, 1, 0)
+    assert batch.images == (rows[0].images[0], rows[2].images[0])
+    assert sorted(batch.image_order) == [0, 0, 1]
 
 
 def test_no_rows_is_one_token_that_predicts_nothing(builder: Any) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from argusrl.config.sections import Config
 from argusrl.errors import ModelError
@@ -66,3 +67,9 @@ def test_settings_resolve_every_auto() -> None:
     gpu = PolicySettings.from_config(config, device="cuda")
     assert (cpu.dtype, cpu.gradient_checkpointing, cpu.alpha, cpu.target) == ("float32", False, 16.0, ("q_proj",))
     assert (gpu.dtype, gpu.gradient_checkpointing) == ("bfloat16", True)
+
+
+def test_patches_are_embedded_as_by_the_convolution(base: Any) -> None:
+    embed = base.model.visual.patch_embed
+    patches = torch.randn(7, embed.proj.weight[0].numel(), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(embed(patches), type(embed).forward(embed, patches), atol=1e-5, rtol=1e-5)

@@ -1,6 +1,7 @@
 """One rank. What several ranks must agree on is in test_ranks.py."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from argusrl.errors import CorruptionError, ModelError, NumericsError
+from argusrl.policy.lora import without_adapter
+from argusrl.policy.model import decoder_of
 from argusrl.policy.policy import Policy
 from argusrl.policy.rows import Row
 from argusrl.storage.manifest import verify_manifest
@@ -168,7 +171,7 @@ def test_published_adapter_gives_equal_logits_through_peft(moved: Policy, random
     from peft import PeftModel
     from transformers import AutoModelForImageTextToText
 
-    ref = moved.publish_adapter(tmp_path / "adapters" / "v000001.e0001", 1, 1)
+    ref = moved.publish_adapter(tmp_path / "adapters" / "v000001.e0001", 1, 1).result()
     folder = tmp_path / ref.path
     manifest = verify_manifest(folder)
     assert (manifest["version"], manifest["epoch"], manifest["sha256"]) == (1, 1, ref.sha256)
@@ -189,14 +192,24 @@ def test_published_adapter_gives_equal_logits_through_peft(moved: Policy, random
 
 def test_publishing_never_overwrites_and_never_writes_nan(moved: Policy, tmp_path: Path) -> None:
     folder = tmp_path / "adapters" / "v1"
-    moved.publish_adapter(folder, 1, 1)
+    moved.publish_adapter(folder, 1, 1).result()
     with pytest.raises(FileExistsError):
-        moved.publish_adapter(folder, 1, 1)
+        moved.publish_adapter(folder, 1, 1).result()
     with torch.no_grad():
         next(iter(moved.state.parameters.values())).to_local()[0] = float("nan")
     with pytest.raises(NumericsError, match="1 of 28"):
-        moved.publish_adapter(tmp_path / "adapters" / "v2", 2, 1)
+        moved.publish_adapter(tmp_path / "adapters" / "v2", 2, 1)  # nothing is handed out
     assert [path.name for path in (tmp_path / "adapters").iterdir()] == ["v1"]
+
+
+def test_the_frozen_tower_sees_the_images_of_the_canary_once(
+    policy: Policy, rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = rows[0].turns[0]
+    canary = (turn.prompt_ids, rows[0].images, turn.response_ids)
+    first = policy.canary(*canary)
+    monkeypatch.setattr(type(policy._scorer), "_run_tower", None)
+    assert policy.canary(*canary) == first
 
 
 def test_canary_tells_the_adapter_from_the_base(policy: Policy, rows, tokens) -> None:
@@ -242,7 +255,7 @@ def test_checkpoint_of_another_shape_or_torn(moved: Policy, settings, tmp_path: 
 
 
 def test_load_adapter_takes_published_values(moved: Policy, rows, tokens, tmp_path: Path) -> None:
-    ref = moved.publish_adapter(tmp_path / "adapters" / "v1", 1, 1)
+    ref = moved.publish_adapter(tmp_path / "adapters" / "v1", 1, 1).result()
     before = moved.adapter_tensors()
     moved.forward_backward([rows], tokens.response)
     moved.optimizer_step(1e-2)
@@ -254,22 +267,23 @@ def test_load_adapter_takes_published_values(moved: Policy, rows, tokens, tmp_pa
         moved.load_adapter(tmp_path)
 
 
-def test_text_only_rows_run_the_vision_tower(policy: Policy, rows) -> None:
+def test_the_tower_runs_once_per_image_and_step(policy: Policy, rows) -> None:
     calls = []
-    blocks = policy._scorer.base.model.visual.blocks
-    handles = [block.register_forward_hook(lambda *_: calls.append(1)) for block in blocks]
-    stats = policy.forward_backward([[rows[1]]], 4)
-    assert len(calls) == len(blocks)
-    policy.forward_backward([[]], 4)
-    assert len(calls) == 2 * len(blocks)
-    for handle in handles:
-        handle.remove()
-    assert stats.tokens == 4
+    block = policy._scorer.base.model.visual.blocks[0]
+    handle = block.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
+    policy.forward_backward([[rows[1]]], 4)
+    assert calls == []  # no rank has an image
+    policy.forward_backward([[rows[0]], [rows[1]], [rows[2], rows[0]], [rows[0]]], 4)
+    assert calls == [16, 32]  # rows[2] brings the first image again
+    assert policy.finish_step().patches == 48
+    policy.forward_backward([[rows[0]]], 4)
+    assert calls == [16, 32, 16]  # features are of one step
+    handle.remove()
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_initial_adapter_goes_on_where_the_other_ended(moved: Policy, settings, tmp_path: Path) -> None:
-    ref = moved.publish_adapter(tmp_path / "adapters" / "v1", 1, 1)
+    ref = moved.publish_adapter(tmp_path / "adapters" / "v1", 1, 1).result()
     follower = Policy(replace(settings, initial=tmp_path / ref.path))
     old, new = moved.adapter_tensors(), follower.adapter_tensors()
     assert all(torch.equal(old[name], new[name]) for name in old)
@@ -298,7 +312,7 @@ def test_full_training_moves_the_language_model_only(settings, rows, tokens, tmp
     assert all("visual" not in name for name in policy.state.parameters)
     policy.forward_backward([[row] for row in rows], tokens.response)
     assert policy.optimizer_step(1e-3).skipped is None
-    ref = policy.publish_adapter(tmp_path / "adapters" / "v1", 1, 1)
+    ref = policy.publish_adapter(tmp_path / "adapters" / "v1", 1, 1).result()
     manifest = verify_manifest(tmp_path / ref.path)
     assert manifest["file"] == "model.safetensors"
     assert "model.language_model.layers.0.self_attn.q_proj.weight" in policy.adapter_tensors()
@@ -383,3 +397,70 @@ def test_other_image_text_models(settings, tmp_path: Path) -> None:
         expected = torch.log_softmax(logits[batch.sources], -1).gather(1, batch.targets[:, None])[:, 0]
         ours = policy.canary(row.turns[0].prompt_ids, row.images, row.turns[0].response_ids, "base")
         assert ours == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def forwards(policy: Policy, work: Callable[[], Any]) -> int:
+    """How often rows go through the language model."""
+    calls: list[int] = []
+    handle = decoder_of(policy._scorer.base).register_forward_hook(lambda *_: calls.append(1))
+    work()
+    handle.remove()
+    return len(calls)
+
+
+def test_only_kl_needs_another_pass(policy: Policy, rows, tokens, settings) -> None:
+    assert forwards(policy, lambda: policy.forward_backward([rows, rows[:1]], tokens.response)) == 2
+    once = policy.finish_step().tokens
+    policy.discard_gradients()
+    policy.settings = replace(settings, updates_per_step=4)
+    assert forwards(policy, lambda: policy.forward_backward([rows, rows[:1]], tokens.response)) == 2
+    policy.discard_gradients()
+    policy.settings = replace(settings, kl_weight=0.1)
+    assert forwards(policy, lambda: policy.forward_backward([rows, rows[:1]], tokens.response)) == 4
+    work = policy.finish_step()
+    assert work.tokens == 2 * once
+    assert work.patches == work.unique_patches  # the tower ran for the first pass only
+
+
+def test_kl_is_to_the_model_without_its_adapter(moved: Policy, rows, tokens, settings, gradients) -> None:
+    without = moved.forward_backward([rows], tokens.response)
+    plain = gradients(moved)
+    moved.discard_gradients()
+    assert without.kl == 0
+    moved.settings = replace(settings, kl_weight=0.25)
+    stats = moved.forward_backward([rows], tokens.response)
+    assert stats.kl > 0
+    assert stats.loss == pytest.approx(without.loss + 0.25 * stats.kl, rel=1e-5)
+    assert close(gradients(moved), plain) > 1e-3
+    batch = moved._pack(rows)
+    with torch.no_grad():
+        new, _ = moved._scorer(batch, 1.0, moved._banned)
+        with without_adapter(moved._scorer):
+            reference, _ = moved._scorer(batch, 1.0, moved._banned)
+    distance = new - reference
+    assert stats.kl == pytest.approx(((-distance).exp() - 1 + distance).mean().item(), rel=1e-4)
+
+
+def test_no_tensor_has_the_logits_of_a_whole_row(policy: Policy, rows, monkeypatch) -> None:
+    """Not forward, not backward, not with KL: the vocabulary meets a chunk of tokens at a time."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    vocabulary, chunk = 96, 8
+    seen: list[tuple[int, ...]] = []
+
+    class Shapes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            tensors = [one for one in (out if isinstance(out, (tuple, list)) else (out,)) if torch.is_tensor(one)]
+            seen.extend(tuple(one.shape) for one in tensors if vocabulary in one.shape)
+            return out
+
+    monkeypatch.setattr("argusrl.policy.logprobs.CHUNK_TOKENS", chunk)
+    policy.settings = replace(policy.settings, kl_weight=0.1)
+    reply = replace(rows[1].turns[0], response_ids=tuple(range(10, 70)), logprobs=(-1.0,) * 60)
+    with Shapes():
+        policy.forward_backward([[replace(rows[1], turns=(reply,)), rows[1]]], 60)
+    weights = {tuple(p.shape) for p in policy._scorer.parameters() if vocabulary in p.shape}
+    found = [shape for shape in seen if shape not in weights and shape[::-1] not in weights]
+    assert found  # chunks were seen
+    assert max(torch.Size(shape).numel() for shape in found) == chunk * vocabulary

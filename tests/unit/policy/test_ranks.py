@@ -65,8 +65,20 @@ def test_both_ranks_answer_alike(pair, rows, alone) -> None:
     digests = {result[key] for result in pair.results for key in ("digest", "reloaded", "reread")}
     assert len(digests) == 1
     assert first["canary"] == second["canary"]
-    for what in ("adapter", "checkpoint", "rows"):  # of rows, one rank's were bad
+    for what in ("checkpoint", "rows"):  # of rows, one rank's were bad
         assert all(result[f"refused_{what}"] for result in pair.results)
+
+
+def test_rank_0_alone_hands_out_and_writes_the_adapter(pair) -> None:
+    first, second = pair.results
+    assert first["adapter_file"] == (pair.folder / first["ref"].path / "adapter_model.safetensors").read_bytes()
+    assert second["adapter_file"] is None
+    assert first["refused_adapter"]  # the folder exists
+    assert not second["refused_adapter"]
+
+
+def test_both_ranks_have_equal_canaries(pair, rows, alone) -> None:
+    first, _ = pair.results
     turn = rows[0].turns[0]
     ours = alone.policy.canary(turn.prompt_ids, rows[0].images, turn.response_ids)
     assert first["canary"] == pytest.approx(ours, abs=1e-4)
@@ -78,7 +90,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(pair, policy: Policy) -> None
     assert policy.state.updates == 1
     steps = {int(entry["step"]) for entry in policy._optimizer.state.values()}
     assert steps == {1}
-    ref = policy.publish_adapter(pair.folder / "adapters" / "v1-by-one", 1, 1)
+    ref = policy.publish_adapter(pair.folder / "adapters" / "v1-by-one", 1, 1).result()
     assert ref.sha256 == pair.results[0]["ref"].sha256
 
 
@@ -114,3 +126,11 @@ def test_ranks_can_check_each_other(pair) -> None:
     assert first["own"] == second["neighbour's"]
     assert second["own"] == first["neighbour's"]
     assert first["own"] != second["own"]
+
+
+def test_ranks_count_together(pair, rows) -> None:
+    one, other = (result["work"] for result in pair.results)
+    assert one == other
+    tokens = sum(row.tokens for row in rows)
+    assert (one.tokens, one.unique_tokens, one.row_tokens) == (tokens + 1, tokens, tokens)  # a rank had nothing to do
+    assert (one.patches, one.unique_patches, one.row_patches) == (48, 48, 64)

@@ -54,7 +54,7 @@ def test_learning_and_loading_are_no_corruption(policy: Policy, rows: Any, token
     policy.check_state()  # an update ends the seal
     policy.seal_state()
     checkpoint = policy.save_checkpoint(tmp_path / "checkpoint").result(timeout=60)
-    adapter = tmp_path / policy.publish_adapter(tmp_path / "adapters" / "v1", 1, 1).path
+    adapter = tmp_path / policy.publish_adapter(tmp_path / "adapters" / "v1", 1, 1).result().path
     policy.forward_backward([rows], tokens.response)
     policy.optimizer_step(1e-2)
     for load, folder in ((policy.load_checkpoint, checkpoint), (policy.load_adapter, adapter)):

@@ -45,7 +45,7 @@ def run_with(folder, overrides: list[str]) -> tuple[int, list[str]]:
     return supervise(folder, load_config(RECIPE, overrides).config, say=said.append), said
 
 
-@pytest.mark.parametrize("code", [0, 2, 5, 75])
+@pytest.mark.parametrize("code", [0, 2, 6, 75])
 def test_a_final_code_is_the_codes_end(monkeypatch, tmp_path, folder, code):
     use(monkeypatch, tmp_path, f"sys.exit({code})")
     assert run(folder)[0] == code
@@ -299,6 +299,25 @@ def test_a_run_folder_that_is_away_is_waited_for_and_never_made_anew(monkeypatch
     with pytest.raises(StorageError, match="is not there"):
         run(folder, storage_wait_seconds=0.05)
     assert not folder.path.exists()
+
+
+def test_a_driver_that_met_a_storage_fault_is_started_again_once_storage_is_well(monkeypatch, tmp_path, folder):
+    monkeypatch.setattr(supervisor, "_PAUSE_SECONDS", 0.01)
+    use(monkeypatch, tmp_path, "sys.exit(5 if attempt == 1 else 0)")
+    problems = iter([None, "/run has 1 MiB of free space", None])
+    monkeypatch.setattr(supervisor, "storage_problem", lambda *_: next(problems))
+    code, said = run(folder)
+    assert code == 0
+    assert any("1 MiB" in text for text in said)
+    assert len(list(folder.attempts.iterdir())) == 2
+
+
+def test_storage_that_a_driver_waited_for_in_vain_is_not_waited_for_as_long_again(monkeypatch, tmp_path, folder):
+    use(monkeypatch, tmp_path, "time.sleep(0.2); sys.exit(5)")
+    problems = iter([None, "still full", "still full"])
+    monkeypatch.setattr(supervisor, "storage_problem", lambda *_: next(problems))
+    with pytest.raises(StorageError, match="still full"):
+        run(folder, storage_wait_seconds=0.15)
 
 
 class FakeHead:

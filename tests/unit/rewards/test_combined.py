@@ -51,6 +51,12 @@ def test_rewards_are_added_up_with_their_weights() -> None:
     assert total == pytest.approx(2.0 + 0.5 + 1.0 + 1.0 + 2.5 - 0.9)
 
 
+def test_a_sum_that_overflows_fails_that_sample_and_not_its_group() -> None:
+    sections = [RewardSection(kind="environment", weight=10.0)]
+    with pytest.raises(RewardFailed, match="weighted sum"):
+        scored(sections, scorable(environment_reward=1e308))
+
+
 def test_a_function_is_given_what_it_names() -> None:
     item = scorable(replies=("a", "b"), info={"bonus": 10}, environment_reward=0.5)
     assert scored([python("by_turns")], item)[0] == 2 + 10 + 0.5 + 1

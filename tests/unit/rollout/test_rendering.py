@@ -174,3 +174,21 @@ def test_a_folder_without_a_tokenizer_is_a_model_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))
     with pytest.raises(ModelError, match="processor or tokenizer"):
         Renderer(str(tmp_path))
+
+
+def test_pixels_are_processed_once_per_size_of_image(tiny_model, monkeypatch):
+    """How many tokens an image takes depends on its size alone: a later one of the same size is only counted."""
+    fresh = Renderer(str(tiny_model))
+    messages = [asked(picture(64, 96), "and", picture(128, 64), QUESTION), asked(picture(64, 96))]
+    processed = fresh.first(messages)
+    monkeypatch.setattr(fresh, "_process", None)
+    assert fresh.first(messages) == processed
+    assert fresh.first(messages[1:]).image_patches == 6 * 4
+
+
+def test_a_processor_that_looks_at_more_than_the_size_is_asked_every_time(tiny_model, monkeypatch):
+    fresh = Renderer(str(tiny_model))
+    monkeypatch.setattr(fresh, "_expanded", lambda *_: None)  # nothing can be put together from what was learnt
+    assert [len(fresh.first([asked(picture(), QUESTION)]).expanded_ids) for _ in range(2)] == [
+        len(Renderer(str(tiny_model)).first([asked(picture(), QUESTION)]).expanded_ids)
+    ] * 2

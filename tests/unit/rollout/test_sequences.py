@@ -31,7 +31,7 @@ class State:
 def test_pieces_follow_each_other_and_the_last_one_may_be_empty():
     async def work() -> None:
         state = State()
-        sequence = RunningSequence(Batch(1), 5, state)
+        sequence = RunningSequence(Batch(1), 5, state, None)
         assert sequence.take() is None
         state.grow(1, 2)
         assert sequence.take() == Piece(5, (1, 2), (-1.0, -2.0), None)
@@ -50,7 +50,7 @@ def test_log_probabilities_of_other_tokens_are_not_taken():
         state.grow(1, 2)
         state.ids[1] = 9
         with pytest.raises(EngineError, match="do not belong"):
-            RunningSequence(Batch(1), 0, state).take()
+            RunningSequence(Batch(1), 0, state, None).take()
 
     asyncio.run(work())
 

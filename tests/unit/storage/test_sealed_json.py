@@ -40,3 +40,16 @@ def test_array_scalars_become_numbers(tmp_path):
     numpy = pytest.importorskip("numpy")
     fields = {"x": numpy.float32(0.5), "y": numpy.arange(2), "z": numpy.float64("nan")}
     assert decode_sealed(encode_sealed(fields), tmp_path) == {"x": 0.5, "y": [0, 1], "z": "NaN"}
+
+
+def test_a_sealed_file_is_laid_out_as_json_indents_it():
+    fields = {
+        "é": [],
+        "b": {},
+        "c": [1, -0.0, 1e22, 5e-324, 'quote " and \u2028'],
+        "d": {"e": [[{"f": None}], True]},
+        3: (1,),
+    }
+    text, _, seal = encode_sealed(fields).rpartition(b",\n")
+    assert text + b"\n}" == json.dumps(fields, indent=1).encode()
+    assert seal.startswith(b' "seal": ')

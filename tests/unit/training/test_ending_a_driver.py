@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from argusrl.errors import CorruptionError, Interrupted, StorageError, WorkerError
+from argusrl.errors import AdapterRefused, CorruptionError, Interrupted, StorageError, WorkerError
 from argusrl.recovery.decide import Decision
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.manifest import write_manifest
 from argusrl.training import trainer
 from argusrl.training.healing import Healing
 from argusrl.training.run import Run
@@ -88,6 +89,24 @@ def test_damage_is_not_healed(monkeypatch, tmp_path):
     run.folder.config.write_text("")
     with pytest.raises(CorruptionError, match="a byte flipped"):
         run_loop(monkeypatch, run)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_an_adapter_that_is_refused_because_it_was_damaged_is_no_fault_of_engines(monkeypatch, tmp_path, damaged):
+    folder = tmp_path / "run" / "adapters" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"good")
+    write_manifest(folder, {})
+    if damaged:
+        (folder / "weights").write_bytes(b"gOod")
+
+    async def serve(*_):
+        raise AdapterRefused("engine 0 has another digest")
+
+    monkeypatch.setattr(trainer, "serve", serve)
+    version = SimpleNamespace(adapter=SimpleNamespace(path="adapters/v1"))
+    with pytest.raises(CorruptionError if damaged else AdapterRefused):
+        asyncio.run(trainer._serve_committed(FakeRun(tmp_path, "", []), version))
 
 
 def test_a_fault_after_a_stop_signal_does_not_keep_the_driver(monkeypatch, tmp_path):

@@ -6,14 +6,21 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import pickle
+import sys
+import traceback
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image as Pillow
 
 from argusrl.config.validate import validate
-from argusrl.errors import ArgusError, ConfigError, DataError, ModelError
+from argusrl.errors import ArgusError, ConfigError, DataError, ModelError, WorkerError
+from argusrl.training import checks
 from argusrl.training.checks import (
+    InputCheck,
     check_input,
     check_model_folder,
     decode_checked,
@@ -202,3 +209,41 @@ def test_what_was_found_reaches_the_next_attempt(check):
     again = decode_checked(encode_checked(checked))
     assert list(again.bad_rows["train"]) == [2]
     assert replace(again, bad_rows={}) == replace(checked, bad_rows={})
+
+
+def recipe_without_model(tmp_path):
+    return validate({"model": {"path": str(tmp_path / "none")}, "rewards": [{"kind": "exact"}], "data": {"train": "x"}})
+
+
+def test_a_check_in_a_process_of_its_own_says_what_is_wrong(tmp_path):
+    with pytest.raises(ModelError, match="is not a folder"):
+        InputCheck(recipe_without_model(tmp_path)).result()
+
+
+def test_a_check_that_was_stopped_has_no_result(tmp_path):
+    check = InputCheck(recipe_without_model(tmp_path))
+    check.stop()
+    with pytest.raises(WorkerError, match="ended with code"):
+        check.result()
+
+
+class Unsendable(Exception):
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+
+@pytest.mark.parametrize("error", [ValueError("user code"), Unsendable("user code")])
+def test_what_user_code_raises_in_a_check_is_handed_on(monkeypatch, error):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(checks, "check_input", fail)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps("config"))))
+    receiver, sender = os.pipe()
+    checks.answer(sender)
+    with os.fdopen(receiver, "rb") as answer:
+        found = pickle.load(answer)
+    assert "user code" in str(found)
+    assert isinstance(found, WorkerError if isinstance(error, Unsendable) else ValueError)
+    if isinstance(found, ValueError):
+        assert "in fail" in "".join(traceback.format_exception(found))

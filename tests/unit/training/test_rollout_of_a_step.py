@@ -60,7 +60,12 @@ def play(episodes: Episodes, adopted=(), said=None, engines: int = 2) -> Rollout
         episodes=episodes, engines=engines, group_size=2, section=SECTION, settings=None, say=heard.append
     )
     ids = {f"p{index}": index for index in range(9)}
-    return asyncio.run(rollout.play([3, 1, 2], ids, adopted))
+
+    async def begin_and_end() -> RolloutResult:
+        rollout.begin([3, 1, 2], ids, adopted)
+        return await rollout.end()
+
+    return asyncio.run(begin_and_end())
 
 
 def test_order_is_by_prompt_and_sample_whatever_ends_first():
@@ -162,5 +167,10 @@ def test_half_way_is_told_once_when_half_of_the_missing_groups_are_there():
         say=lambda text: None,
         half_way=lambda: heard.append(len(rollout.outcomes)),
     )
-    asyncio.run(rollout.play([0, 1, 2, 3], {}, ()))
+
+    async def begin_and_end() -> None:
+        rollout.begin([0, 1, 2, 3], {}, ())
+        await rollout.end()
+
+    asyncio.run(begin_and_end())
     assert heard == [4]  # two groups of two

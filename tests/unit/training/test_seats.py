@@ -30,7 +30,7 @@ class Actor:
     def attach(self):
         async def answer(epoch, identity):
             if not self.alive:
-                raise WorkerLost("rank 1 died", member="rank 1")
+                raise WorkerLost("rank 1 died").of("rank 1")
 
         return SimpleNamespace(remote=answer)
 
@@ -93,7 +93,7 @@ def run_of(*, min_ranks: int | None = None, wait: float = 0.02) -> SimpleNamespa
 
 
 def unreachable() -> WorkerLost:
-    fault = WorkerLost("rank 1 died", member="rank 1")
+    fault = WorkerLost("rank 1 died").of("rank 1")
     fault.__cause__ = ActorUnavailableError("no connection", None)
     return fault
 

@@ -132,19 +132,29 @@ def test_a_step_without_trajectories_has_a_plan_that_does_nothing():
 
 def metrics_of(trajectories: list[TrajectoryRef], failures: int = 0) -> dict:
     clock = Clock()
-    for name in ("rollout", "train", "sync"):
+    for name in ("rollout", "plan", "checkpoint", "train", "sync"):
         clock.lap(name)
     clock.seconds["rollout"] = 2.0
     key = TrajectoryKey(1, "z", 0)
     failure = EpisodeFailure(key=key, kind="reward", source="judge", message="503")
     rollout = RolloutResult(
-        trajectories=tuple(trajectories), failures=(failure,) * failures, sealed=(), adopted=1, sampled_tokens=30
+        trajectories=tuple(trajectories),
+        failures=(failure,) * failures,
+        sealed=(),
+        adopted=1,
+        sampled_tokens=30,
+        play_seconds=2.0,
     )
     synced = SimpleNamespace(
-        adapter=SimpleNamespace(version=4, sha256="abc"), verification=Verification(gap=0.25, by_effect=True)
+        adapter=SimpleNamespace(version=4, sha256="abc"),
+        verification=Verification(gap=0.25, by_effect=True),
+        handover_seconds=0.05,
+        storage_reads=1,
     )
     report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5}, own_seconds=0.01)
-    return step_metrics(rollout, advantages_of(trajectories, "group_std"), 0.75, report, synced, clock)
+    return step_metrics(
+        rollout, advantages_of(trajectories, "group_std"), {"rollout/cached_prompt_share": 0.75}, report, synced, clock
+    )
 
 
 def test_the_metrics_of_a_step():
@@ -159,6 +169,8 @@ def test_the_metrics_of_a_step():
     assert [metrics[name] for name in counted] == [8, 2, 1]
     assert (metrics["policy/grad_norm"], metrics["policy/skipped_updates"]) == (0.5, 1)
     assert (metrics["adapter/version"], metrics["adapter/canary_gap"]) == (4, 0.25)
+    assert (metrics["adapter/handover_seconds"], metrics["adapter/storage_reads"]) == (0.05, 1)
+    assert metrics["rollout/cached_prompt_share"] == 0.75
 
 
 def test_the_metrics_of_a_step_in_which_all_failed_are_numbers():
