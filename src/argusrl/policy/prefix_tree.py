@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORTH_SHARING = 1 / 50
-"""Share of a subtree's tokens that one of its nodes has to save. A node that continues another cannot use plain causal
-attention and reads its ancestors' keys again, which costs more than a few tokens do; so this is the most that is
-computed twice in any subtree."""
+"""Share of a subtree's tokens that its first node has to save. A node that continues another cannot use plain causal
+attention, which costs more than a few tokens do."""
+
+WORTH_BRANCHING = 1 / 250
+"""The same of a node that continues another anyway: one more only makes more pieces of its subtree. So this is the most
+that is computed twice for the sake of one level below the first."""
 
 
 @dataclass(slots=True)
@@ -42,8 +45,8 @@ class PrefixTree:
         return found[::-1]
 
 
-def grow(sequences: Sequence[tuple[int, ...]], worth: float = WORTH_SHARING) -> PrefixTree:
-    """The tree of non-empty sequences; `worth` 0 gives the one with the fewest tokens."""
+def grow(sequences: Sequence[tuple[int, ...]], worth: float = 1.0) -> PrefixTree:
+    """The tree of non-empty sequences. `worth` scales what nodes have to save: 0 gives the fewest tokens."""
     nodes: list[Node] = []
     last = [0] * len(sequences)
     children: list[list[int]] = []
@@ -103,8 +106,9 @@ def _pruned(nodes: list[Node], children: list[list[int]], last: list[int], worth
         sizes[number] += sum(sizes[child] for child in children[number])
     gone: dict[int, int] = {}  # node -> the child that holds its tokens for whoever ended in it
     for number, node in enumerate(nodes):
+        least = worth * (WORTH_SHARING if node.parent is None else WORTH_BRANCHING)
         saved = (node.end - node.start) * (len(children[number]) - 1)
-        if len(children[number]) > 1 and saved < worth * (saved + sizes[number]):
+        if len(children[number]) > 1 and saved < least * (saved + sizes[number]):
             gone[number] = children[number][0]
             for child in children[number]:
                 nodes[child].start, nodes[child].parent = node.start, node.parent
