@@ -173,6 +173,7 @@ def _summary(run: ProductRun) -> dict[str, Any]:
         "train_cpu_seconds": [step.train_cpu_seconds for step in run.steps],
         "train_rank_cpu_seconds": [step.train_rank_cpu_seconds for step in run.steps],
         "medians": {name: run.median_metric(name) for name in names},
+        "step_cpu_seconds_by_process": run.step_cpu_seconds_by_process,
         "sampled_tokens": sampled,
         "trained_tokens": trained,
         "peak_pss_bytes": run.peak_pss_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import time
@@ -43,7 +44,7 @@ class ProductRun:
     peak_pss_bytes: int = 0
     rank_peak_pss_bytes: int = 0
     rank_peak_rss_bytes: int = 0
-    processes: dict[str, float] = field(default_factory=dict)  # CPU seconds by process
+    step_cpu_seconds_by_process: dict[str, float] = field(default_factory=dict)  # mean of the measured steps
 
     def median_of(self, name: str) -> float:
         return median(float(getattr(step, name)) for step in self.steps)
@@ -77,9 +78,8 @@ def _measured(folder: RunFolder, tree: ProcessTree, began: float, warm_up_steps:
     numbers = sorted(starts)
     run = ProductRun(peak_pss_bytes=tree.peak_pss_bytes, rank_peak_pss_bytes=tree.peak_pss_of(RANK))
     run.rank_peak_rss_bytes = max((p.peak_rss_bytes for p in tree.processes.values() if RANK in p.command), default=0)
-    run.processes = {f"{p.pid} {p.command[:60]}": p.cpu_seconds[-1] for p in tree.processes.values() if p.cpu_seconds}
     run.first_token_seconds = min(phase["time"] for phase in phases if phase["phase"] in ("canary", "sync")) - began
-    for number, following in zip(numbers[warm_up_steps:], numbers[warm_up_steps + 1 :], strict=False):
+    for number, following in itertools.pairwise(numbers[warm_up_steps:]):
         first, last = starts[number], starts[following]
         trains, synced = (_begin(phases, name, number) for name in ("train", "sync"))
         run.steps.append(
@@ -93,6 +93,12 @@ def _measured(folder: RunFolder, tree: ProcessTree, began: float, warm_up_steps:
                 metrics=rows[number],
             )
         )
+    measured = numbers[warm_up_steps:]
+    if run.steps:
+        first, last = starts[measured[0]], starts[measured[-1]]
+        for process in tree.processes.values():
+            used = process.used_until(last) - process.used_until(first)
+            run.step_cpu_seconds_by_process[f"{process.pid} {process.command[:80].strip()}"] = used / len(run.steps)
     return run
 
 

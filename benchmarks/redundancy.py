@@ -80,10 +80,9 @@ def count_training(trajectories: Sequence[Trajectory], plan: dict[str, Any]) -> 
 
 
 def count_prefill(trajectories: Sequence[Trajectory], block: int = BLOCK_TOKENS) -> dict[str, int]:
-    """Prompt tokens that requests ask for, that remain behind an ideal cache of whole blocks, and the distinct ones."""
+    """Prompt tokens that requests ask for, and that remain behind an ideal cache of whole blocks."""
     asked = least = 0
     cached: set[int] = set()
-    distinct: set[int] = set()
     for number in range(max(len(trajectory.turns) for trajectory in trajectories)):
         for trajectory in trajectories:
             if number >= len(trajectory.turns):
@@ -96,12 +95,10 @@ def count_prefill(trajectories: Sequence[Trajectory], block: int = BLOCK_TOKENS)
             known = next((place for place, end in enumerate(usable) if end not in cached), len(usable))
             least += len(whole) - known * block
             cached.update(ends)
-            distinct.update(whole)
         for trajectory in trajectories:  # replies, but for their last token, are in the cache when the next turn comes
             if number < len(trajectory.turns):
                 done = [i for turn in trajectory.turns[: number + 1] for i in (*prompt_items(turn), *turn.response_ids)]
                 cached.update(list(prefixes(done[:-1]))[block - 1 :: block])
-                distinct.update(prefixes(done[:-1]))
     return {"asked_tokens": asked, "least_tokens": least}
 
 

@@ -154,7 +154,6 @@ class TrajectoryRef:
     prompt_tokens: int  # all prompt ids of all turns, expanded
     response_tokens: int
     image_patches: int  # vision patches before merging, 0 for text only
-    adapter_version: int
     truncated: bool
     first_prompt_tokens: int = 0  # of prompt_tokens, those of the first turn: a group computes them once
 

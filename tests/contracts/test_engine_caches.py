@@ -30,6 +30,8 @@ class Work:
     def __init__(self, case: EngineCase) -> None:
         self.case = case
         self.vllm: Any = case.engine._engine  # type: ignore[attr-defined]
+        # A new version makes the engine forget processed images, behind what it prepares.
+        case.engine._preparation.submit(lambda: None).result()  # type: ignore[attr-defined]
         self.processed = self.vllm.renderer.mm_processor_cache.make_stats()
         runner = self.vllm.model_executor.driver_worker.worker.model_runner
         self.seen_patches = 0

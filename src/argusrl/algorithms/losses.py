@@ -28,8 +28,6 @@ class LossSums:
     ratio: Tensor  # [] sum of new / old probabilities
     clamped: Tensor  # [] tokens whose log-ratio left ±20
     cut: Tensor  # [] tokens whose importance weight was cut at the cap
-    gap: Tensor  # [] sum of |old - engine| log-probabilities
-    gap_max: Tensor  # [] largest of them
     kl: Tensor  # [] sum of the estimates to the reference; 0 without one
 
 
@@ -52,19 +50,16 @@ def clipped_policy_loss(
     bounded = ratio.clamp(1.0 - settings.low, 1.0 + settings.high)
     losses = -torch.minimum(ratio * advantages, bounded * advantages)
     with torch.no_grad():
-        gap = old - engine
         too_high = (ratio > 1.0 + settings.high) & (advantages > 0)
         too_low = (ratio < 1.0 - settings.low) & (advantages < 0)
-        weights, cut = _importance_weights(gap, settings.importance_cap)
+        weights, cut = _importance_weights(old - engine, settings.importance_cap)
     return LossSums(
         loss=(losses * weights).sum(),
         clipped=(too_high | too_low).sum(),
         ratio=ratio.detach().sum(),
         clamped=(log_ratio.detach().abs() > LOG_RATIO_LIMIT).sum(),
         cut=cut.sum(),
-        gap=gap.abs().sum(),
-        gap_max=gap.abs().max() if gap.numel() else gap.new_zeros(()),
-        kl=gap.new_zeros(()),
+        kl=weights.new_zeros(()),
     )
 
 

@@ -69,11 +69,13 @@ def estimate(
         float | None, typer.Option("--gpu-gib", help="Memory of one GPU in GiB, to see whether the recipe fits.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Ranks that share the weights; default is cluster.slots, or 1.")
+        int | None,
+        typer.Option("--ranks", min=1, help="Ranks that share the weights; default is those of cluster.slots, or 1."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Memory of one rank and one engine, line by line, from the model's config.json alone."""
+    from argusrl.config.bundles import split
     from argusrl.config.estimate import estimate as estimate_of
     from argusrl.config.load import load_config
     from argusrl.config.model_shape import ModelShape
@@ -86,7 +88,7 @@ def estimate(
         config,
         ModelShape.find(config.model.path, config.model.revision),
         device=device,
-        ranks=ranks or config.cluster.slots or 1,
+        ranks=ranks or max(1, split(config.cluster, config.cluster.slots or 1)[0]),
         device_bytes=None if gpu_gib is None else int(gpu_gib * 2**30),
     ).to_json()
     if as_json:

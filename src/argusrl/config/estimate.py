@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from argusrl.config.bundles import cache_bytes_on
 from argusrl.config.model_shape import ModelShape
 from argusrl.config.sections import Config
 
 LOGITS_CHUNK_TOKENS = 512  # tokens whose logits exist at the same time in training
 KEPT_FEATURE_BYTES = 1 << 30  # of tower outputs that a rank keeps for later micro-batches, at most
-CPU_CACHE_BYTES = 128 << 20  # of an engine on the CPU, where the recipe names none
-LORA_SLOTS, LORA_HOST_SLOTS = 2, 4  # adapter versions that an engine keeps on the device and beside it
+LORA_HOST_SLOTS = 4  # adapter versions that an engine keeps beside the device
 
 _FULL = 4  # bytes of float32
 _ROTATING = {
@@ -171,6 +171,7 @@ def engine_memory(
     rank: int | None,
     target: Target = "language",
     merged: bool = False,
+    live_versions: int = 1,
     tensor_parallel: int = 1,
     batch_patches: int = 0,
     cache_bytes: int | None = None,
@@ -179,12 +180,13 @@ def engine_memory(
 ) -> EngineMemory:
     """Of one engine. `rank` is LoRA's (None: whole weights are loaded); `batch_patches` go through the tower at once.
 
+    Kernels have a slot for each of `live_versions` of the adapter, and one for the next.
     The cache has `cache_bytes`, or what is left of `device_share` of the device; nothing where neither is known.
     """
     adapter = 0 if rank is None else shape.lora_parameters(rank, target) * element_bytes
     kernels = rank is not None and not merged
     weights = shape.parameters * element_bytes // tensor_parallel
-    slots = LORA_SLOTS * adapter // tensor_parallel if kernels else 0
+    slots = (live_versions + 1) * adapter // tensor_parallel if kernels else 0
     encoder = _tower_bytes(shape, batch_patches, element_bytes)
     left = int((device_bytes or 0) * device_share) - weights - slots - encoder
     return EngineMemory(
@@ -260,9 +262,10 @@ def estimate(
             rank=rank,
             target=target,
             merged=config.serves_merged(dtype),
+            live_versions=1 + config.rollout.staleness,
             tensor_parallel=config.engine.tensor_parallel,
             batch_patches=micro_batch.patches,
-            cache_bytes=config.engine.cache_bytes or (CPU_CACHE_BYTES if device == "cpu" else None),
+            cache_bytes=cache_bytes_on(config.engine, device),
             device_bytes=device_bytes,
             device_share=config.engine.gpu_memory_share,
         ),

@@ -71,7 +71,7 @@ class AdapterSection(Section):
     """PEFT folder to start from; default is a fresh adapter that changes nothing."""
     serving: Literal["auto", "lora", "merged"] = "auto"
     """How engines apply the adapter: merged into their weights, which decode as fast as the base model's, or through
-    LoRA kernels; auto is merged in float32 and lora in bfloat16, where small changes would be rounded away."""
+    LoRA kernels; auto is lora in bfloat16, which rounds small changes away, and with rollout.staleness, else merged."""
 
     def merged_in(self, dtype: str) -> bool:
         """Whether engines of this type merge the adapter into their weights: `serving` with auto resolved."""

@@ -206,7 +206,6 @@ def trajectory_ref(trajectory: Trajectory, segment: str, location: Location, ima
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         response_tokens=sum(len(turn.response_ids) for turn in trajectory.turns),
         image_patches=image_patches,
-        adapter_version=trajectory.turns[-1].adapter_version,
         truncated=trajectory.end is EpisodeEnd.TRUNCATED,
         first_prompt_tokens=len(trajectory.turns[0].prompt_ids),
     )

@@ -77,7 +77,7 @@ _DECLARED = (
     Metric(
         "compute/redundancy_training",
         "",
-        "tokens through the training forward / different beginnings in each group; less than 1 where prompts share",
+        "tokens through the training forward / different beginnings of sequences in each update",
         high=1.05,
     ),
     Metric("compute/redundancy_vision", "", "image patches through the tower / those of each image once", high=1.05),

@@ -86,7 +86,7 @@ class Policy:
         on all ranks where one has rows that cannot be computed; call discard_gradients then.
         """
         self._require_onload()
-        tally, work = Tally(self._device), self._works.setdefault(self.rank, StepWork())
+        tally, work = Tally(self._device), self._work_of(self.rank)
         shaped = self._shaped(micro_batches)
         for number, rows in enumerate(shaped):
             begun(rows)
@@ -107,22 +107,27 @@ class Policy:
         self._require_onload()
         shares = [self._shaped(micro_batches) for micro_batches in ranks]
         longest = max(len(share) for share in shares)
-        tallies = [Tally(self._device) for _ in ranks]
+        tallies, works = [Tally(self._device) for _ in ranks], [self._work_of(rank) for rank in range(len(ranks))]
         total = self._take_gradients()
         for number in range(longest):
-            of_all: dict[str, Tensor] = {}
-            for rank, (share, tally) in enumerate(zip(shares, tallies, strict=True)):
+            summed: dict[str, Tensor] = {}
+            for share, tally, work in zip(shares, tallies, works, strict=True):
                 rows = share[number] if number < len(share) else []
-                work = self._works.setdefault(rank, StepWork())
                 self._backward(rows, len(ranks) / max(1, denominator_tokens), tally, work)
                 work.keep(self._needed_later(share[number + 1 :]))
-                _accumulate(of_all, self._take_gradients())
-            for gradient in of_all.values():
+                _accumulate(summed, self._take_gradients())
+            for gradient in summed.values():
                 sharding.local(gradient).div_(len(ranks))
-            _accumulate(total, of_all)
+            _accumulate(total, summed)
         for name, gradient in total.items():
             self.state.parameters[name].grad = gradient
         return self._noted(agree(tallies, denominator_tokens))
+
+    def _work_of(self, rank: int) -> StepWork:
+        """Of the next update of a rank."""
+        work = self._works.setdefault(rank, StepWork())
+        work.begin_update()
+        return work
 
     def _take_gradients(self) -> dict[str, Tensor]:
         taken = {name: p.grad for name, p in self.state.parameters.items() if p.grad is not None}

@@ -43,7 +43,12 @@ class StepWork:
         self.padding = 0  # of them, without a token
         self._images: dict[bytes, tuple[int, int]] = {}  # -> number in the step, patches
         self._shown = 0  # patches of all rows, each row's own
-        self._groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}  # first prompt -> sequences
+        self._updates: list[dict[tuple[int, ...], list[tuple[int, ...]]]] = [{}]  # of each: first prompt -> sequences
+
+    def begin_update(self) -> None:
+        """Weights are others than in the update before: what the two have in common has to be computed in both."""
+        if self._updates[-1]:
+            self._updates.append({})
 
     def number(self, image: bytes, patches: int) -> int:
         """Equal for equal images."""
@@ -52,7 +57,7 @@ class StepWork:
 
     def note(self, sequence: tuple[int, ...], prompt_tokens: int) -> None:
         """Hear of a row: its ids, images as negative numbers, and how many tokens its first prompt has."""
-        self._groups.setdefault(sequence[:prompt_tokens], []).append(sequence)
+        self._updates[-1].setdefault(sequence[:prompt_tokens], []).append(sequence)
 
     def keep(self, images: Collection[bytes] | None = None) -> None:
         """Drop the outputs of other images; without `images` the oldest ones where all are too many."""
@@ -67,18 +72,23 @@ class StepWork:
     def share(self) -> Share:
         """What the other ranks have to know to count what all did."""
         images = {number: hashlib.sha256(image).digest()[:16] for image, (number, _) in self._images.items()}
+        updates = [[sequence for alike in groups.values() for sequence in alike] for groups in self._updates]
         return Share(
             counts=Compute(
                 tokens=self.tokens,
-                row_tokens=sum(len(sequence) for alike in self._groups.values() for sequence in alike),
-                unique_tokens=sum(grow(alike, worth=0.0).tokens for alike in self._groups.values()),
+                row_tokens=sum(len(sequence) for sequences in updates for sequence in sequences),
+                unique_tokens=sum(grow(sequences, worth=0.0).tokens for sequences in updates),
                 patches=self.patches,
                 row_patches=self._shown,
                 unique_patches=sum(patches for _, patches in self._images.values()),
                 places=self.places,
                 padding=self.padding,
             ),
-            prompts={_digest(prompt, images): len(prompt) for prompt in self._groups},
+            prompts={
+                _digest(number, prompt, images): len(prompt)
+                for number, groups in enumerate(self._updates)
+                for prompt in groups
+            },
             images={images[number]: patches for number, patches in self._images.values()},
         )
 
@@ -112,9 +122,9 @@ def _repeated(tables: Sequence[dict[bytes, int]]) -> int:
     return sum(sum(table.values()) for table in tables) - sum({k: v for t in tables for k, v in t.items()}.values())
 
 
-def _digest(prompt: tuple[int, ...], images: dict[int, bytes]) -> bytes:
-    """Of a prompt's ids and images, whatever numbers a rank gave these."""
-    digest = hashlib.sha256()
+def _digest(update: int, prompt: tuple[int, ...], images: dict[int, bytes]) -> bytes:
+    """Of a prompt's ids and images in an update, whatever numbers a rank gave these."""
+    digest = hashlib.sha256(update.to_bytes(4, "little"))
     for token in prompt:
         digest.update(images[-1 - token] if token < 0 else token.to_bytes(4, "little"))
     return digest.digest()[:16]

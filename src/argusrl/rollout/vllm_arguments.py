@@ -7,7 +7,6 @@ from typing import Any
 
 from argusrl.rollout.engine import EngineSettings
 
-_CPU_CACHE_BYTES = 128 << 20
 _CPU_BATCH_TOKENS = 4096
 
 
@@ -60,8 +59,8 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         slots = settings.live_versions + 1
         arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": slots, "max_cpu_loras": 4}
         arguments["lora_target_modules"] = list(settings.lora_targets) or None
-    if settings.cache_bytes is not None or settings.device == "cpu":
-        arguments["kv_cache_memory_bytes"] = settings.cache_bytes or _CPU_CACHE_BYTES
+    if settings.cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.device == "cpu":
         arguments |= {
             "block_size": 32,  # the smallest the CPU attention takes: short prompts share a prefix

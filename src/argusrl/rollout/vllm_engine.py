@@ -207,9 +207,9 @@ class VllmEngine:
                 state = self._engine.output_processor.request_states[batch.engine_ids[-1]]
                 scheduled = self._scheduler.requests[batch.engine_ids[-1]]
                 self._sequences[name] = RunningSequence(batch, place, state, scheduled)
-                self._work.arrived(scheduled)
                 if batch.adapter:
                     batch.adapter.running += 1
+                self._work.arrived(scheduled)
         except Exception as error:
             self._abort(batch)
             raise EngineError(f"vLLM refused request {request.id}: {error}") from error

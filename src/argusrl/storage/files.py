@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from argusrl.errors import StorageError
@@ -43,3 +43,12 @@ def list_folder(folder: Path) -> list[Path]:
             return sorted(folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+def bytes_in(folder: Path) -> int:
+    """Of the files in a folder, which may be being written. Raises StorageError if it cannot be read."""
+    total = 0
+    for path in list_folder(folder):
+        with suppress(FileNotFoundError), read_faults(path):  # a temporary file of somebody else's
+            total += path.stat().st_size
+    return total

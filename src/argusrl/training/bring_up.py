@@ -14,6 +14,7 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
+from argusrl.config.bundles import cache_bytes_on
 from argusrl.config.sections import Config
 from argusrl.policy.settings import PolicySettings
 from argusrl.rollout.engine import EngineSettings
@@ -174,8 +175,8 @@ def hire(hiring: Hiring) -> Workers:
             found["engine", serves] = actor
         del found[place]
     engines = hiring.engines(found)
-    for unneeded in hiring.begun.values():  # a standby of before has the place
-        kill(unneeded)
+    while hiring.begun:  # a standby of before has the place
+        kill(hiring.begun.popitem()[1])
     return Workers(
         engines=engines,
         ranks=hiring.ranks(found),
@@ -214,7 +215,7 @@ def engine_settings(config: Config, device: str, checked: CheckedInput) -> Engin
         lora_targets=checked.adapted_layers,
         banned_ids=checked.banned_ids,
         end_ids=checked.end_ids,
-        cache_bytes=engine.cache_bytes or (None if gpu else 1 << 30),
+        cache_bytes=cache_bytes_on(engine, device),
         gpu_memory_share=engine.gpu_memory_share,
         max_sequences=engine.max_sequences,
         eager=not gpu if engine.eager is None else engine.eager,

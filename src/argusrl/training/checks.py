@@ -70,7 +70,7 @@ class InputCheck:
         os.close(sender)
         self._answer = os.fdopen(receiver, "rb")
         assert self._process.stdin is not None
-        with self._process.stdin as question, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), self._process.stdin as question:  # closing writes, too
             question.write(pickle.dumps(config))
 
     def result(self) -> CheckedInput:

@@ -45,7 +45,7 @@ def _collection(run: Run, best: BestAdapter) -> Callable[[], Any]:
         run.folder,
         copy.copy(run.chain),  # it walks on by itself
         keep_checkpoints=section.keep,
-        keep_adapters=section.keep_adapters,
+        keep_adapters=max(section.keep_adapters, 1 + run.config.rollout.staleness),  # a restart serves as many
         protected_versions={0, best.step},
         keep_trajectories=section.keep_trajectories,
         # What interrupted tries of a step left is the evidence that a rehearsal is judged by.

@@ -161,7 +161,7 @@ class EpisodeWorker:
         leftovers = await asyncio.to_thread(self.journal.adopt, adapter_sha256, finished=finished, unfinished=True)
         self.fence.check(epoch, step)  # a newer epoch reads for itself
         self.unfinished = leftovers.unfinished
-        rows = {self.sources["train"][index].id: index for index in indices} if finished else {}
+        rows = {(await self.ahead.take(index)).id: index for index in indices} if finished else {}
         return AdoptedStep(
             leftovers=replace(leftovers, unfinished={}),
             rows=rows,
@@ -263,7 +263,7 @@ class EpisodeWorker:
         """Record the base model's greedy reply to the first training prompt: the sequence that proves adapters."""
         self.fence.check(epoch, step)
         assert self.journal is not None
-        prompt = self.sources["train"][0]
+        prompt = await self.ahead.take(0)
         patches = 0
 
         def on_end(_: Trajectory | EpisodeFailure, image_patches: int) -> None:

@@ -24,6 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from argusrl.cluster.local import HEAD_FOLDER, await_address, object_store_bytes
+from argusrl.config.bundles import split
 from argusrl.config.sections import ClusterSection
 from argusrl.errors import ClusterError
 from argusrl.storage.layout import RunFolder
@@ -222,8 +223,7 @@ def resolve_layout(cluster: ClusterSection, resources: dict[str, float]) -> Layo
     slots = cluster.slots or (gpus if device == "cuda" else 1)
     if device == "cuda" and slots > gpus:
         raise ClusterError(f"cluster.slots = {slots} but Ray sees {gpus} GPUs", f"set cluster.slots to at most {gpus}")
-    engines = slots if cluster.colocate else (cluster.engines or slots // 2)
-    ranks = slots if cluster.colocate else slots - engines
+    ranks, engines = split(cluster, slots)
     if ranks < 1 or engines < 1:
         raise ClusterError(
             f"{slots} slots cannot hold separate ranks ({ranks}) and engines ({engines})",

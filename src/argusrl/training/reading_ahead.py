@@ -1,4 +1,4 @@
-"""Prompts of the next step are read, decoded and checked while ranks train."""
+"""Prompts of the next rollout are read, decoded and checked while ranks train."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class ReadingAhead:
         self._source = source
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reading-ahead")
         self._ahead: dict[int, Future[Prompt]] = {}
+        self._before: dict[int, Future[Prompt]] = {}  # one step ahead this is asked for before those are taken
 
     def begin(self, indices: Iterable[int]) -> None:
-        """Read these next. What was asked for before and never taken is forgotten."""
-        for future in self._ahead.values():
+        """Read these next. What was asked for before the last call and never taken is forgotten."""
+        for future in self._before.values():
             future.cancel()
-        self._ahead = {index: self._submit(index) for index in indices}
+        self._before, self._ahead = self._ahead, {index: self._submit(index) for index in indices}
 
     async def take(self, index: int) -> Prompt:
         """Prompt `index`, once: asked for again it is read again. Raises what the source raises."""
-        future = self._ahead.pop(index) if index in self._ahead else self._submit(index)
+        future = self._before.pop(index, None) or self._ahead.pop(index, None) or self._submit(index)
         return await asyncio.wrap_future(future)
 
     def _submit(self, index: int) -> Future[Prompt]:

@@ -22,6 +22,7 @@ from argusrl.recovery.failpoints import Point, Rehearsal
 from argusrl.recovery.storage_wait import await_storage, free_space_problem
 from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
+from argusrl.storage.files import bytes_in, list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.training.canary import Verification, verify
 from argusrl.training.checks import CheckedInput, settings_for
@@ -112,10 +113,10 @@ class Run:
     isolated_step: int | None = None  # samples of this step are computed one by one, to find the one that ends it
     engine_counters: dict[Any, EngineProgress] = field(default_factory=dict)  # of each engine, as they were last read
 
-    def at(self, point: Point) -> None:
-        """A named point of the run is passed: a rehearsal may shoot here."""
+    def at(self, point: Point, step: int | None = None) -> None:
+        """A named point of a step, by default the one that is trained, is passed: a rehearsal may shoot here."""
         if self.rehearsal is not None:
-            self.rehearsal.reached(point, self.state.step + 1)
+            self.rehearsal.reached(point, self.state.step + 1 if step is None else step)
 
     def phase(self, name: str) -> None:
         """Tell display and heartbeat what is being done."""
@@ -218,10 +219,10 @@ class Run:
             section=self.config.rollout,
             settings=settings_for(self.config, adapter),
             say=lambda message: self.say("paused", message, warning=True, step=step),
-            half_way=lambda: self.at("rollout_half"),
+            half_way=lambda: self.at("rollout_half", step),
             quarantined=quarantined(self.folder, step),
         )
-        self.at("rollout_begun")
+        self.at("rollout_begun", step)
         rollout.begin(indices, ids, adopted)
         return rollout
 
@@ -346,6 +347,7 @@ class Run:
         """The commit is durable: go on from it."""
         self.state = RunState.of(commit)
         written = sum(segment.bytes for segment in commit.segments)
-        for folder in (self.folder.absolute(commit.adapter.path), self.folder.checkpoint(commit.step, commit.epoch)):
-            written += sum(path.stat().st_size for path in folder.glob("*")) if folder.is_dir() else 0
+        written += bytes_in(self.folder.absolute(commit.adapter.path))
+        # Its own checkpoint is still being written: those before it are as large.
+        written += max(map(bytes_in, list_folder(self.folder.checkpoints)), default=0)
         self.step_bytes = max(self.step_bytes, written)

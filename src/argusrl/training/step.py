@@ -323,6 +323,5 @@ def reference_of(commit: Commit, number: int) -> TrajectoryRef:
         prompt_tokens=0,
         response_tokens=0,
         image_patches=0,
-        adapter_version=commit.adapter.version - 1,
         truncated=False,
     )

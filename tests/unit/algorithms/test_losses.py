@@ -37,7 +37,7 @@ def test_importance_weight_is_cut_and_counted() -> None:
     engine = vector(-3.0, -0.5)  # trainer is far more sure than the engine, then less
     sums = clipped_policy_loss(new, new, engine, vector(1.0, 1.0), ClipSettings(importance_cap=2.0))
     assert sums.loss.item() == pytest.approx(-2.0 - math.exp(-0.5))
-    assert (sums.cut.item(), sums.gap.item(), sums.gap_max.item()) == (1, 2.5, 2.0)
+    assert sums.cut.item() == 1
     uncorrected = clipped_policy_loss(new, new, engine, vector(1.0, 1.0), ClipSettings(importance_cap=None))
     assert uncorrected.loss.item() == -2.0
 
@@ -55,4 +55,4 @@ def test_absurd_log_ratio_is_clamped_and_counted() -> None:
 def test_no_tokens() -> None:
     empty = vector()
     sums = clipped_policy_loss(empty, empty, empty, empty, ClipSettings())
-    assert (sums.loss.item(), sums.gap_max.item()) == (0.0, 0.0)
+    assert sums.loss.item() == 0.0

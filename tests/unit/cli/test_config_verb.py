@@ -90,6 +90,9 @@ def test_estimate_shows_every_line(recipe: Path, tiny_model: Path, capsys: pytes
     assert found["device"] == "cpu"
     assert found["fits"] is None
     assert found["training"]["total"] == max(found["training"]["phases"].values())
+    apart = ("cluster.slots=3", "cluster.colocate=false", "cluster.engines=1")  # leaves two ranks
+    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", *apart)
+    assert json.loads(text)["training"] == found["training"]
     code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", "--gpu-gib", "0.01")
     assert json.loads(text)["fits"] is False
 

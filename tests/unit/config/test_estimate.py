@@ -13,8 +13,6 @@ from sound_recipes import sound
 from argusrl.config.estimate import (
     KEPT_FEATURE_BYTES,
     LOGITS_CHUNK_TOKENS,
-    LORA_HOST_SLOTS,
-    LORA_SLOTS,
     MicroBatch,
     TrainingMemory,
     engine_memory,
@@ -235,7 +233,7 @@ def test_sharing_a_prompt_saves_its_copies() -> None:
 def test_an_engine_fills_its_share_with_cache() -> None:
     kernels = engine_memory(EIGHT_BILLION, element_bytes=2, rank=32, device_bytes=141 << 30, device_share=0.5)
     assert kernels.weights == 2 * 8_767_123_696
-    assert kernels.adapter_slots == LORA_SLOTS * 2 * 87_293_952
+    assert kernels.adapter_slots == 2 * 2 * 87_293_952  # the one that is served, and the next
     assert kernels.total == (141 << 30) // 2
     assert kernels.cache_tokens == kernels.cache // (144 << 10)
     assert kernels.host_pristine == 0
@@ -270,20 +268,28 @@ def test_a_recipe_is_estimated_at_its_fullest_micro_batch() -> None:
     assert estimate(recipe(), EIGHT_BILLION, device="cuda", ranks=8).fits is None
 
 
-def test_on_a_cpu_an_engine_merges_and_has_the_cache_that_vllm_is_given() -> None:
+def test_on_a_cpu_an_engine_merges_and_has_a_cache_of_its_own() -> None:
+    found = estimate(recipe(), EIGHT_BILLION, device="cpu", ranks=1)
+    assert found.engine.host_pristine == 4 * 6_945_767_424
+    assert found.engine.cache == 1 << 30
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_slots_of_kernels_are_those_that_vllm_is_given(staleness: int) -> None:
     from argusrl.rollout.engine import EngineSettings
     from argusrl.rollout.vllm_arguments import engine_arguments
 
-    found = estimate(recipe(), EIGHT_BILLION, device="cpu", ranks=1)
-    assert found.engine.host_pristine == 4 * 6_945_767_424
+    apart = recipe(rollout={"staleness": staleness}, cluster={"colocate": False, "slots": 2, "engines": 1})
+    found = estimate(apart, EIGHT_BILLION, device="cuda", ranks=1)
     options = {
-        "model": "some/model", "dtype": "float32", "device": "cpu", "max_tokens": 64, "max_images": 1, "lora_rank": 8,
+        "model": "some/model", "dtype": "bfloat16", "device": "cuda", "max_tokens": 64, "max_images": 1, "lora_rank": 8,
         "lora_alpha": 8.0, "banned_ids": (), "end_ids": (), "cache_bytes": None, "gpu_memory_share": 0.5,
-        "max_sequences": 8, "eager": True, "tensor_parallel": 1,
+        "max_sequences": 8, "eager": True, "tensor_parallel": 1, "live_versions": 1 + staleness,
     }  # fmt: skip
     arguments = engine_arguments(EngineSettings(**options))
-    assert found.engine.cache == arguments["kv_cache_memory_bytes"]
-    assert (arguments["max_loras"], arguments["max_cpu_loras"]) == (LORA_SLOTS, LORA_HOST_SLOTS)
+    adapter = found.engine.adapter_slots // arguments["max_loras"]
+    assert adapter == 2 * 87_293_952
+    assert found.engine.host_adapters == arguments["max_cpu_loras"] * adapter
 
 
 def test_a_trajectory_longer_than_the_budget_is_a_micro_batch() -> None:

@@ -33,7 +33,7 @@ def test_a_ref_holds_the_scalars(builder):
     journal = builder.journal(1)
     ref = builder.play(journal, "p0", 0, reward=0.25)
     assert (ref.prompt_tokens, ref.response_tokens, ref.image_patches) == (8, 5, 24)
-    assert (ref.reward, ref.rewards, ref.adapter_version, ref.truncated) == (0.25, {"exact": 0.25}, 0, False)
+    assert (ref.reward, ref.rewards, ref.truncated) == (0.25, {"exact": 0.25}, False)
     cut = replace(trajectory(TrajectoryKey(1, "p0", 9), turn(builder.head.adapter)), end=EpisodeEnd.TRUNCATED)
     assert journal.finished(cut, image_patches=0).truncated
 

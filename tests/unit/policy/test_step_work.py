@@ -47,7 +47,9 @@ def test_the_updates_of_a_step_share_images(policy: Policy, rows: list[Row], set
     for batch in (replies(rows[0], 2), replies(rows[0], 3)):
         policy.forward_backward([batch], 40)
         policy.optimizer_step(1e-3)
-    assert policy.finish_step().patches == 16
+    work = policy.finish_step()
+    assert work.patches == 16
+    assert work.tokens == work.unique_tokens  # weights are others in the second: its prompt has to be computed again
 
 
 def test_other_forwards_do_not_count(policy: Policy, rows: list[Row]) -> None:
@@ -67,6 +69,7 @@ def test_a_fault_forgets_the_step(policy: Policy, rows: list[Row]) -> None:
 def part(sequences: list[tuple[int, ...]], images: list[bytes]) -> Any:
     """One rank that computed prompts of two tokens, the second an image."""
     work = StepWork()
+    work.begin_update()
     for image in images:
         number = work.number(image, 16)
     for sequence in sequences:

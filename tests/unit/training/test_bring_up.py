@@ -89,3 +89,4 @@ def test_what_was_begun_in_vain_is_ended(hiring, monkeypatch):
     engines = hire(one).engines.members
     assert [member.actor.name for member in engines] == ["standby1000", "engine1"]
     assert killed == ["engine0"]
+    assert one.begun == {}  # nobody is taken for a replacement later

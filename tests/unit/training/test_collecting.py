@@ -14,7 +14,10 @@ from argusrl.training import collecting
 from argusrl.training.collecting import Collector
 
 RUN: Any = SimpleNamespace(
-    config=SimpleNamespace(checkpoint=SimpleNamespace(keep=1, keep_adapters=2, keep_trajectories=True)),
+    config=SimpleNamespace(
+        checkpoint=SimpleNamespace(keep=1, keep_adapters=1, keep_trajectories=True),
+        rollout=SimpleNamespace(staleness=0),
+    ),
     folder="folder",
     chain=SimpleNamespace(),
     state=SimpleNamespace(step=7),
@@ -84,3 +87,19 @@ def test_nothing_is_deleted_any_more_once_it_has_stopped(collections: SimpleName
         await stopping  # a fault is being healed: this one is not told
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_adapters_that_a_restart_serves_are_kept(
+    staleness: int, collections: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RUN.config.rollout, "staleness", staleness)
+    collections.gate.set()
+
+    async def work() -> None:
+        collector = Collector()
+        await collector.go_on(RUN, BEST)
+        await collector.wait()
+
+    asyncio.run(work())
+    assert [asked["keep_adapters"] for asked in collections.asked] == [1 + staleness]

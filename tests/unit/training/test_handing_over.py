@@ -17,7 +17,7 @@ from argusrl.types import AdapterRef, TrajectoryKey, TrajectoryRef
 
 CANARY: Any = TrajectoryRef(
     key=TrajectoryKey(step=0, prompt_id="p", sample=0), segment="s", offset=0, length=0, reward=0.0, rewards={},
-    prompt_tokens=0, response_tokens=0, image_patches=0, adapter_version=0, truncated=False,
+    prompt_tokens=0, response_tokens=0, image_patches=0, truncated=False,
 )  # fmt: skip
 
 

@@ -70,13 +70,14 @@ def test_an_unusable_row_is_told_where_it_is_played() -> None:
     asyncio.run(work())
 
 
-def test_what_was_not_taken_is_not_kept() -> None:
+def test_what_is_not_taken_outlives_one_more_step_and_no_other() -> None:
     async def work() -> None:
         reading, source = ahead()
         reading.begin([0, 1, 2, 3])  # the first is being read, the others wait
+        reading.begin([5, 6])
         reading.begin([7])
         source.gate.set()
-        assert (await reading.take(7)).id == "7"
-        assert source.read == [0, 7]
+        assert [(await reading.take(index)).id for index in (5, 7, 6)] == ["5", "7", "6"]
+        assert source.read == [0, 5, 6, 7]
 
     asyncio.run(work())

@@ -24,7 +24,6 @@ def ref(index: int, sample: int, tokens: int = 5) -> TrajectoryRef:
         prompt_tokens=9,
         response_tokens=tokens,
         image_patches=0,
-        adapter_version=0,
         truncated=False,
     )
 

@@ -41,7 +41,6 @@ def trajectory(prompt: str, sample: int, reward: float, tokens: int = 10) -> Tra
         prompt_tokens=tokens,
         response_tokens=5,
         image_patches=4,
-        adapter_version=0,
         truncated=False,
     )
 
