@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -99,15 +99,22 @@ class ModelShape:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> ModelShape:
         """Of the content of a config.json. Raises ModelError for a kind of model whose shape is not known here."""
+        if not isinstance(config, Mapping):
+            raise ModelError(f"config.json holds a {type(config).__name__}, not the settings of a model")
         kind = config.get("model_type")
         if kind not in _TEXT_MODELS + _VISION_MODELS:
             known = ", ".join(_TEXT_MODELS + _VISION_MODELS)
             raise ModelError(f"nothing is known of the size of a {kind}", f"estimates exist for {known}")
         text = config.get("text_config", config)
         try:
-            return cls._of(kind, text, config)
+            shape = cls._of(kind, text, config)
         except KeyError as error:
             raise ModelError(f"config.json of the {kind} lacks {error}") from error
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+            raise ModelError(f"config.json of the {kind} is damaged: {error}") from error
+        if bad := _no_sizes(shape) + (_no_sizes(shape.vision) if shape.vision else []):
+            raise ModelError(f"config.json of the {kind} describes no model: {', '.join(bad)}")
+        return shape
 
     @classmethod
     def _of(cls, kind: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> ModelShape:
@@ -196,6 +203,16 @@ class ModelShape:
         checkpointing computes a second time are not counted.
         """
         return 4 * (self.layers * self.layer_weights * tokens + self.head_parameters * predicted_tokens)
+
+
+def _no_sizes(shape: ModelShape | VisionShape) -> list[str]:
+    """What has to be a number of something and is not."""
+    sizes = {item.name: getattr(shape, item.name) for item in fields(shape) if item.type == "int"}
+    return [
+        f"{name} {size!r}"
+        for name, size in sizes.items()
+        if type(size) is not int or size < (0 if name == "deepstack" else 1)
+    ]
 
 
 def _vision(config: Mapping[str, Any]) -> VisionShape:

@@ -97,8 +97,11 @@ def text_config(model: Any) -> Any:
 
 def packs(config: Any) -> bool:
     """Whether several sequences may share a row."""
-    windows = "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
-    return config.model_type in PACKED_TEXT_MODELS | PACKED_MROPE_MODELS and not windows
+    text = config.get_text_config()
+    windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    rope = getattr(text, "rope_parameters", None) or {}
+    by_length = rope.get("rope_type") in ("dynamic", "longrope")  # scaled by the longest position of the row
+    return config.model_type in PACKED_TEXT_MODELS | PACKED_MROPE_MODELS and not windows and not by_length
 
 
 def has_mrope(config: Any) -> bool:

@@ -43,12 +43,11 @@ class StepWork:
         self.padding = 0  # of them, without a token
         self._images: dict[bytes, tuple[int, int]] = {}  # -> number in the step, patches
         self._shown = 0  # patches of all rows, each row's own
-        self._updates: list[dict[tuple[int, ...], list[tuple[int, ...]]]] = [{}]  # of each: first prompt -> sequences
+        self._updates: list[dict[tuple[int, ...], list[tuple[int, ...]]]] = []  # of each: first prompt -> sequences
 
     def begin_update(self) -> None:
         """Weights are others than in the update before: what the two have in common has to be computed in both."""
-        if self._updates[-1]:
-            self._updates.append({})
+        self._updates.append({})
 
     def number(self, image: bytes, patches: int) -> int:
         """Equal for equal images."""
@@ -57,6 +56,8 @@ class StepWork:
 
     def note(self, sequence: tuple[int, ...], prompt_tokens: int) -> None:
         """Hear of a row: its ids, images as negative numbers, and how many tokens its first prompt has."""
+        if not self._updates:  # a forward outside of updates
+            self.begin_update()
         self._updates[-1].setdefault(sequence[:prompt_tokens], []).append(sequence)
 
     def keep(self, images: Collection[bytes] | None = None) -> None:
@@ -84,11 +85,7 @@ class StepWork:
                 places=self.places,
                 padding=self.padding,
             ),
-            prompts={
-                _digest(number, prompt, images): len(prompt)
-                for number, groups in enumerate(self._updates)
-                for prompt in groups
-            },
+            prompts=tuple(frozenset(_shared(prompt, images) for prompt in groups) for groups in self._updates),
             images={images[number]: patches for number, patches in self._images.values()},
         )
 
@@ -98,7 +95,7 @@ class Share:
     """One rank's part of a step's work, with what it has in common with other ranks by digest."""
 
     counts: Compute
-    prompts: dict[bytes, int]  # first prompts -> tokens
+    prompts: tuple[frozenset[tuple[int, ...]], ...]  # of each update, the first prompts
     images: dict[bytes, int]  # -> patches
 
 
@@ -109,7 +106,7 @@ def of_all(shares: Iterable[Share], passes: int) -> Compute:
     that begin alike on different ranks count as different.
     """
     found = list(shares)
-    twice = _repeated([share.prompts for share in found])
+    twice = sum(_repeated_prompts(of_ranks) for of_ranks in zip(*(share.prompts for share in found), strict=True))
     total = {name: sum(getattr(share.counts, name) for share in found) for name in Compute.__slots__}
     total["unique_tokens"] = (total["unique_tokens"] - twice) * passes
     total["row_tokens"] *= passes
@@ -122,9 +119,13 @@ def _repeated(tables: Sequence[dict[bytes, int]]) -> int:
     return sum(sum(table.values()) for table in tables) - sum({k: v for t in tables for k, v in t.items()}.values())
 
 
-def _digest(update: int, prompt: tuple[int, ...], images: dict[int, bytes]) -> bytes:
-    """Of a prompt's ids and images in an update, whatever numbers a rank gave these."""
-    digest = hashlib.sha256(update.to_bytes(4, "little"))
-    for token in prompt:
-        digest.update(images[-1 - token] if token < 0 else token.to_bytes(4, "little"))
-    return digest.digest()[:16]
+def _repeated_prompts(of_ranks: Sequence[frozenset[tuple[int, ...]]]) -> int:
+    """Tokens that prompts of a rank have in common with those of a rank before it."""
+    distinct = [prompts for prompts in (*of_ranks, frozenset().union(*of_ranks)) if prompts]
+    *own, together = (grow(sorted(prompts), worth=0.0).tokens for prompts in distinct) if distinct else (0,)
+    return sum(own) - together
+
+
+def _shared(prompt: tuple[int, ...], images: dict[int, bytes]) -> tuple[int, ...]:
+    """A prompt's ids, its images named alike on all ranks, whatever numbers these gave them."""
+    return tuple(-1 - int.from_bytes(images[-1 - token][:7]) if token < 0 else token for token in prompt)

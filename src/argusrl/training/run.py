@@ -191,6 +191,8 @@ class Run:
         With rollout.staleness the next step is begun at once, under the adapter that is committed now.
         """
         self.phase("rollout")
+        if self.ahead is None:
+            self.engine_counters = await self.workers.engines.progress()  # evaluations and canaries are not the step's
         rollout, self.ahead = self.ahead or await self._begin_rollout(step), None
         result: RolloutResult = await self.unless_stopped(rollout.end())
         if self.config.rollout.staleness and step < self.config.algorithm.num_steps:

@@ -116,3 +116,30 @@ def test_what_config_json_lacks_is_named(tmp_path: Path) -> None:
         ModelShape.from_json({"model_type": "llama", "num_attention_heads": 2})
     with pytest.raises(ModelError, match=r"no config\.json"):
         ModelShape.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("text_config", "hidden_size", -4),
+        ("text_config", "hidden_size", True),
+        ("text_config", "num_hidden_layers", 0),
+        ("text_config", "vocab_size", "many"),
+        ("vision_config", "spatial_merge_size", 0),
+        ("vision_config", "deepstack_visual_indexes", 3),
+        (None, "text_config", None),
+        (None, "vision_config", [1]),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(section: str | None, key: str, value: object) -> None:
+    config = qwen3_vl().to_dict()
+    (config if section is None else config[section])[key] = value
+    with pytest.raises(ModelError, match=r"config\.json"):
+        ModelShape.from_json(config)
+
+
+@pytest.mark.parametrize("content", ["[1]", "null", '"text"'])
+def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match="not the settings of a model"):
+        ModelShape.read(tmp_path)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from argusrl.config.sections import Config
 from argusrl.errors import ModelError
@@ -22,6 +23,15 @@ def test_reader_has_weights_and_others_have_none(settings: Any, base: Any) -> No
     assert not any(p.requires_grad for p in base.parameters())
     assert decoder_prefix(base) == "model.language_model"
     assert packs(base.config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packed"), [("default", True), ("llama3", True), ("dynamic", False), ("longrope", False)]
+)
+def test_positions_scaled_by_the_length_of_a_row_do_not_share_rows(kind: str, packed: bool) -> None:
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32)
+    config.rope_parameters = {**(config.rope_parameters or {}), "rope_type": kind}
+    assert packs(config) is packed
 
 
 def damaged(random_model: Path, folder: Path, name: str, content: bytes | None) -> str:

@@ -84,8 +84,27 @@ def test_what_ranks_have_in_common_is_needed_once() -> None:
     work = of_all([one, other], passes=1)
     assert (work.tokens, work.unique_tokens, work.row_tokens) == (7, 5, 7)
     assert (work.patches, work.unique_patches) == (48, 32)
-    assert of_all([one, part([(3,)], [b"b"])], passes=1).unique_tokens == 7  # other pixels, other prompt
+    assert (
+        of_all([one, part([(3,)], [b"b"])], passes=1).unique_tokens == 6
+    )  # other pixels: what is before them is shared
     assert of_all([one, other], passes=2).unique_tokens == 10
+
+
+def test_ranks_are_compared_update_by_update() -> None:
+    """A rank without rows in the first update has its rows in the second; the prompt has to be computed in both."""
+    early, late = StepWork(), StepWork()
+    for work, rows in ((early, [(1, 2, 3), None]), (late, [None, (1, 2, 4)])):
+        for row in rows:
+            work.begin_update()
+            if row is not None:
+                work.note(row, 2)
+    assert of_all([early.share(), late.share()], passes=1).unique_tokens == 6
+    late.note((1, 2, 5), 2)
+    both = StepWork()
+    both.begin_update()
+    both.begin_update()
+    both.note((1, 2, 6), 2)
+    assert of_all([early.share(), late.share(), both.share()], passes=1).unique_tokens == 3 + (2 + 3)
 
 
 def test_features_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

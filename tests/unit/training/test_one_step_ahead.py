@@ -72,7 +72,12 @@ def run_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         algorithm = SimpleNamespace(prompts_per_step=PROMPTS, num_steps=steps, group_size=1)
         config: Any = SimpleNamespace(rollout=SimpleNamespace(staleness=staleness), algorithm=algorithm)
         position = SimpleNamespace(epoch=1, step=step, ahead=0)
-        workers = SimpleNamespace(episodes=FakeEpisodes(), engines=SimpleNamespace(members=[0]), position=position)
+
+        async def progress() -> dict[Any, Any]:
+            return {}
+
+        engines = SimpleNamespace(members=[0], progress=progress)
+        workers = SimpleNamespace(episodes=FakeEpisodes(), engines=engines, position=position)
         given: dict[str, Any] = {
             "config": config,
             "workers": workers,
