@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def test_weights_that_are_no_numbers_end_the_run_and_reach_no_engine(runs):
-    run = Started(runs, "infinite", "optimizer.learning_rate=1e38")
+    run = Started(runs, "infinite", "optimizer.learning_rate=1e25")
     assert run.end() == 10, run.log.read_text()
     assert run.says("NaN or Inf") or run.says("not finite")
     assert run.verdict().error == "NumericsError"

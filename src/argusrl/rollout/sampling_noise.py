@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -31,6 +32,17 @@ def noise_key(seed: int, position: int) -> int:
     return value >> 1
 
 
+def noise_keys(seeds: np.ndarray, positions: np.ndarray) -> list[int]:
+    """noise_key of many draws at once; both arrays are uint64 [n]."""
+    values = seeds.copy()
+    for steps in (positions + np.uint64(1), np.uint64(1)):
+        values += steps * np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        values ^= values >> np.uint64(31)
+    return (values >> np.uint64(1)).tolist()
+
+
 class _Draws(NamedTuple):
     """What names the draws of one request: its seed and how many tokens precede the next one."""
 
@@ -44,6 +56,7 @@ class PositionKeyedNoise(LogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._draws: dict[int, _Draws] = {}  # by row of the batch
+        self._seeds = np.empty(0, dtype=np.uint64)  # in the order of the draws
         self._generators: dict[int, torch.Generator] | None = None
 
     def attach(self, generators: dict[int, torch.Generator]) -> None:
@@ -54,16 +67,20 @@ class PositionKeyedNoise(LogitsProcessor):
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        process_dict_updates(self._draws, batch_update, _draws_of)
+        if process_dict_updates(self._draws, batch_update, _draws_of):
+            seeds = [draws.seed & _MASK for draws in self._draws.values()]
+            self._seeds = np.array(seeds, dtype=np.uint64)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if self._draws and self._generators is None:
             raise RuntimeError("the batch's generators were never attached: noise would not be keyed by position")
-        for row, draws in self._draws.items():
+        positions = [draws.prompt_tokens + len(draws.output_ids) for draws in self._draws.values()]
+        keys = noise_keys(self._seeds, np.array(positions, dtype=np.uint64))
+        for row, key in zip(self._draws, keys, strict=True):
             generator = (self._generators or {}).get(row)
             if generator is None:
                 raise RuntimeError(f"row {row} of the batch is sampled with a seed but has no generator of its own")
-            generator.manual_seed(noise_key(draws.seed, draws.prompt_tokens + len(draws.output_ids)))
+            generator.manual_seed(key)
         return logits
 
 

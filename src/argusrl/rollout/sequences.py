@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,13 +42,8 @@ class Batch:
         self.adapter: ServedAdapter | None = None
         self.engine_ids: list[str] = []  # vLLM's own, for aborting
         self._left = size
-        self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[Sequence[Piece] | WorkerError] = asyncio.Queue()
-
-    def push(self, news: Sequence[Piece] | WorkerError) -> None:
-        """Hand over pieces, or the error that ends the call. From any thread."""
-        with suppress(RuntimeError):  # the loop that asked is gone, and nobody waits
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, news)
+        self.loop = asyncio.get_running_loop()
+        self.arrived: asyncio.Queue[Sequence[Piece] | WorkerError] = asyncio.Queue()
 
     @property
     def ended(self) -> bool:
@@ -57,11 +52,26 @@ class Batch:
 
     async def receive(self) -> Sequence[Piece]:
         """The next pieces. Raises what was pushed as an error."""
-        news = await self._arrived.get()
+        news = await self.arrived.get()
         if isinstance(news, WorkerError):
             raise news
         self._left -= sum(piece.output is not None for piece in news)
         return news
+
+
+def hand_over(news: Mapping[Batch, Sequence[Piece] | WorkerError]) -> None:
+    """Pieces for calls, or the errors that end them. From any thread; wakes each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Batch]] = {}
+    for batch in news:
+        by_loop.setdefault(batch.loop, []).append(batch)
+    for loop, batches in by_loop.items():
+        with suppress(RuntimeError):  # the loop that asked is gone, and nobody waits
+            loop.call_soon_threadsafe(_put, [(batch, news[batch]) for batch in batches])
+
+
+def _put(items: Sequence[tuple[Batch, Sequence[Piece] | WorkerError]]) -> None:
+    for batch, pieces in items:
+        batch.arrived.put_nowait(pieces)
 
 
 @dataclass(slots=True, eq=False)

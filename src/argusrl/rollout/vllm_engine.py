@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from argusrl.errors import EngineError, WorkerError
 from argusrl.rollout.engine import Canary, EngineProgress, EngineSettings, SampleRequest, Span
 from argusrl.rollout.image_store import ImageStore
-from argusrl.rollout.sequences import Batch, Piece, RunningSequence, span_of
+from argusrl.rollout.sequences import Batch, Piece, RunningSequence, hand_over, span_of
 from argusrl.rollout.stepping import SteppingThread
 from argusrl.rollout.versions import versions_of
 from argusrl.rollout.vllm_arguments import engine_arguments, engine_environment
@@ -48,6 +48,7 @@ class VllmEngine:
         self._progress = EngineProgress()
         self._lost: WorkerError | None = None
         self._ended_tokens = 0
+        self._steps = 0  # in which something was computed
         self._next_reading = 0.0  # of time.monotonic
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="engine-preparation")
         self._scheduler = engine.engine_core.engine_core.scheduler
@@ -236,16 +237,15 @@ class VllmEngine:
             self._count(output)
             if (piece := sequence.take(output)) is not None:
                 news[sequence.batch].append(piece)
-        if time.monotonic() >= self._next_reading:
+        if reading := time.monotonic() >= self._next_reading:
             for sequence in self._sequences.values():
                 if (piece := sequence.take()) is not None:
                     news[sequence.batch].append(piece)
             self._next_reading = time.monotonic() + _SPAN_SECONDS
-        if self._scheduler.prev_step_scheduled_req_ids:
-            self._progress = replace(self._progress, steps=self._progress.steps + 1)
-        self._read_progress()
-        for batch, pieces in news.items():  # the counters come first: who got an answer finds it counted
-            batch.push(pieces)
+        self._steps += bool(self._scheduler.prev_step_scheduled_req_ids)
+        if reading or news:
+            self._read_progress()
+            hand_over(news)  # after the counters: who got an answer finds it counted
 
     def _count(self, output: Any) -> None:
         self._ended_tokens += len(output.outputs[0].token_ids)
@@ -259,6 +259,7 @@ class VllmEngine:
     def _read_progress(self) -> None:
         self._progress = replace(
             self._progress,
+            steps=self._steps,
             generated_tokens=self._ended_tokens + sum(sequence.tokens for sequence in self._sequences.values()),
             running_requests=len(self._sequences),
             adapter_version=self._versions.live.ref.version if self._versions.live else None,
@@ -269,8 +270,7 @@ class VllmEngine:
         self._lost = reason
         batches = {sequence.batch for sequence in self._sequences.values()}
         self._sequences.clear()
-        for batch in batches:
-            batch.push(reason)
+        hand_over(dict.fromkeys(batches, reason))
 
     async def _between_steps(self, operation: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._stepping.submit(operation))

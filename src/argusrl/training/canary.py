@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from argusrl.errors import AdapterRefused
+from argusrl.errors import AdapterRefused, NumericsError
 from argusrl.training.engine_worker import EngineProof
 from argusrl.types import AdapterRef
 
@@ -66,7 +66,15 @@ def verify(
     previous: Sequence[float] | None,
     dtype: str,
 ) -> Verification:
-    """Raises AdapterRefused when an engine's digest or canary is not that of `reference`."""
+    """Raises AdapterRefused when an engine's digest or canary is not that of `reference`.
+
+    Raises NumericsError when the trainer's own canary is not finite: then there is nothing to agree with.
+    """
+    if not all(map(math.isfinite, trainer)):
+        raise NumericsError(
+            f"under version {reference.version} the log-probabilities of the canary are not finite",
+            "lower optimizer.learning_rate: finite weights have become too large to compute with",
+        )
     tolerance = TOLERANCE[dtype]
     gap = 0.0
     for proof in proofs:

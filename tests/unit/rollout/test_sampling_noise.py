@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-from argusrl.rollout.sampling_noise import BannedTokens, PositionKeyedNoise, noise_key
+from argusrl.rollout.sampling_noise import BannedTokens, PositionKeyedNoise, noise_key, noise_keys
 
 CPU = torch.device("cpu")
 
@@ -106,6 +107,12 @@ def test_keys_of_neighbours_differ_and_fit_a_generator() -> None:
 def test_seeds_of_64_bits_and_negative_ones_have_keys() -> None:
     assert noise_key(-1, 0) == noise_key(2**64 - 1, 0)
     assert noise_key(2**63, 5) != noise_key(0, 5)
+
+
+def test_keys_of_many_draws_are_those_of_each() -> None:
+    seeds, positions = [0, 1, 2**63, 2**64 - 1, 123456789], [0, 7, 1, 2**31, 40_000]
+    keys = noise_keys(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64))
+    assert keys == [noise_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
 
 
 def test_banned_tokens_get_probability_zero_in_every_row() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from argusrl.errors import EngineError
-from argusrl.rollout.sequences import Batch, Piece, RunningSequence
+from argusrl.rollout.sequences import Batch, Piece, RunningSequence, hand_over
 
 FINAL = object()
 
@@ -59,12 +59,12 @@ def test_a_batch_has_ended_when_each_of_its_sequences_has():
     async def work() -> None:
         batch = Batch(2)
         first = [Piece(0, (1,), (-1.0,), None), Piece(1, (2,), (-1.0,), FINAL)]
-        thread = threading.Thread(target=lambda: batch.push(first))
+        thread = threading.Thread(target=lambda: hand_over({batch: first}))
         thread.start()
         assert await batch.receive() == first
         thread.join()
         assert not batch.ended
-        batch.push([Piece(0, (), (), FINAL)])
+        hand_over({batch: [Piece(0, (), (), FINAL)]})
         await batch.receive()
         assert batch.ended
 
@@ -74,7 +74,7 @@ def test_a_batch_has_ended_when_each_of_its_sequences_has():
 def test_an_error_ends_the_call():
     async def work() -> None:
         batch = Batch(1)
-        batch.push(EngineError("out of memory"))
+        hand_over({batch: EngineError("out of memory")})
         with pytest.raises(EngineError, match="out of memory"):
             await batch.receive()
 
@@ -86,4 +86,4 @@ def test_a_caller_whose_loop_is_gone_does_no_harm():
         return Batch(1)
 
     batch = asyncio.run(work())
-    batch.push([Piece(0, (1,), (-1.0,), FINAL)])
+    hand_over({batch: [Piece(0, (1,), (-1.0,), FINAL)]})

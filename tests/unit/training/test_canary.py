@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from argusrl.errors import AdapterRefused
+from argusrl.errors import AdapterRefused, NumericsError
 from argusrl.training.canary import verify
 from argusrl.training.engine_worker import EngineProof
 from argusrl.types import AdapterRef
@@ -58,11 +58,11 @@ def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
         off_by(0.6)
 
 
-def test_nothing_is_proven_by_a_trainer_that_has_no_number():
-    trainer = [float("nan"), -2.4]
-    proofs = [EngineProof(engine=0, sha256="new", canary=trainer)]
-    with pytest.raises(AdapterRefused):
-        verify(REF, proofs, trainer=trainer, base=BASE, previous=OLD, dtype="float32")
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_a_trainer_that_has_no_number_is_not_blamed_on_engines(number):
+    proofs = [EngineProof(engine=0, sha256="new", canary=[number, -2.4])]
+    with pytest.raises(NumericsError, match="version 3 .* not finite"):
+        verify(REF, proofs, trainer=[number, -2.4], base=BASE, previous=OLD, dtype="float32")
 
 
 def test_the_first_version_has_only_the_base_to_differ_from():
