@@ -52,7 +52,7 @@ class VllmEngine:
         self._next_reading = 0.0  # of time.monotonic
         self._preparation = ThreadPoolExecutor(1, thread_name_prefix="engine-preparation")
         self._scheduler = engine.engine_core.engine_core.scheduler
-        self._work = WorkCounter(self._scheduler)
+        self._work = WorkCounter(self._scheduler, settings.live_versions)
         self._versions = versions_of(settings)(engine, settings, changed=self._work.forget, lost=self._fail)
         self._stepping = SteppingThread(
             step=self._step, busy=engine.has_unfinished_requests, failed=self._fail, name="engine-stepping"

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from argusrl.rollout.engine import EngineProgress
+
+
+class Seen:
+    """What was met under the adapter versions that are live, the newest of them last."""
+
+    def __init__(self, live_versions: int) -> None:
+        self._sets: deque[set[Any]] = deque([set()], maxlen=live_versions)
+
+    def __contains__(self, item: Any) -> bool:
+        return any(item in known for known in self._sets)
+
+    def update(self, items: Iterable[Any]) -> None:
+        self._sets[-1].update(items)
+
+    def next_version(self) -> None:
+        self._sets.append(set())
 
 
 @dataclass(slots=True)
@@ -19,16 +37,18 @@ class WorkCounter:
     """
 
     scheduler: Any
+    live_versions: int = 1
     computed_prompt_tokens: int = 0  # after an eviction of a running sequence those of its reply, too
     needed_prompt_tokens: int = 0
     distinct_prompt_tokens: int = 0  # needed if equal prompts were one
     encoded_image_tokens: int = 0
     needed_image_tokens: int = 0
-    _blocks: set[Any] = field(default_factory=set)  # hashes of blocks that were or are being computed
-    _prompts: set[Any] = field(default_factory=set)
-    _images: set[str] = field(default_factory=set)
+    _blocks: Seen = field(init=False)  # hashes of blocks that were or are being computed
+    _prompts: Seen = field(init=False)
+    _images: Seen = field(init=False)
 
     def __post_init__(self) -> None:
+        self._blocks, self._prompts, self._images = (Seen(self.live_versions) for _ in range(3))
         schedule = self.scheduler.schedule
 
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -70,11 +90,11 @@ class WorkCounter:
         tail = tuple(request.prompt_token_ids[len(hashes) * size :])
         prompt = (hashes[-1] if hashes else None, tail, tuple(feature.identifier for feature in features))
         if prompt not in self._prompts:
-            self._prompts.add(prompt)
+            self._prompts.update((prompt,))
             self.distinct_prompt_tokens += needed
         for feature in features:
             if feature.identifier not in self._images:
-                self._images.add(feature.identifier)
+                self._images.update((feature.identifier,))
                 if feature.identifier not in self.scheduler.encoder_cache_manager.cached:
                     self.needed_image_tokens += feature.mm_position.get_num_embeds()
 
@@ -83,10 +103,9 @@ class WorkCounter:
         self._blocks.update(request.block_hashes[: request.num_computed_tokens // self.scheduler.hash_block_size])
 
     def forget(self) -> None:
-        """Other weights are served: what was computed counts for nothing, and images are counted anew."""
-        self._blocks.clear()
-        self._prompts.clear()
-        self._images.clear()
+        """Another version is served: what was computed under one that is gone counts for nothing."""
+        for seen in (self._blocks, self._prompts, self._images):
+            seen.next_version()
 
     def read(self) -> dict[str, int]:
         """The counters as EngineProgress calls them."""

@@ -134,6 +134,18 @@ def test_an_image_is_needed_once_per_version_unless_it_was_encoded_before(
     assert counter.needed_prompt_tokens == 9
 
 
+def test_what_a_live_version_computed_stays_known(scheduler: Scheduler) -> None:
+    counter = WorkCounter(scheduler, live_versions=2)
+    arrive(scheduler, counter, "1", Request("abcdefgh"))
+    counter.forget()
+    arrive(scheduler, counter, "2", Request("abcdefgh"))
+    assert counter.needed_prompt_tokens == 8 + BLOCK
+    counter.forget()
+    counter.forget()
+    arrive(scheduler, counter, "3", Request("abcdefgh"))
+    assert counter.needed_prompt_tokens == 8 + BLOCK + 8
+
+
 def test_a_score_is_left_out(scheduler: Scheduler, counter: WorkCounter) -> None:
     arrive(scheduler, counter, "1", Request("abcdefgh", images=(("one", 5),), scores=True))
     scheduler.step({"1": 8}, {"1": [0]})
