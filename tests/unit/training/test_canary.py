@@ -61,7 +61,7 @@ def test_one_rare_token_in_bfloat16_is_no_reason_to_refuse_but_far_off_is():
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_a_trainer_that_has_no_number_is_not_blamed_on_engines(number):
     proofs = [EngineProof(engine=0, sha256="new", canary=[number, -2.4])]
-    with pytest.raises(NumericsError, match="version 3 .* not finite"):
+    with pytest.raises(NumericsError, match=r"version 3 .* not finite"):
         verify(REF, proofs, trainer=[number, -2.4], base=BASE, previous=OLD, dtype="float32")
 
 
