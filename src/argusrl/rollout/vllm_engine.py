@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from argusrl.errors import EngineError, WorkerError
@@ -58,7 +57,7 @@ class VllmEngine:
         self._stepping = SteppingThread(
             step=self._step, busy=engine.has_unfinished_requests, failed=self._fail, name="engine-stepping"
         )
-        self._stepping.submit(_same_threads())
+        self._stepping.submit(_settle_threads)
 
     @classmethod
     def start(cls, settings: EngineSettings) -> Self:
@@ -341,15 +340,15 @@ def _keep_processed_images_here(engine: Any) -> None:
         engine.engine_core.engine_core.mm_receiver_cache = None
 
 
-def _same_threads() -> Callable[[], None]:
-    """What gives another thread as many OpenMP threads as this one has.
+def _settle_threads() -> None:
+    """Have torch settle how many OpenMP threads this thread uses, at most as many as there are cores.
 
-    OpenMP counts them per thread that asks. vLLM lowers the number where OMP_NUM_THREADS is above the number of cores, in the
-    thread that starts it alone, and its attention refuses to work with two numbers.
+    It does so at its first parallel operation in a thread. vLLM's attention counts them before and after that in the
+    first step, and refuses to work with two numbers.
     """
     import torch
 
-    return partial(torch.set_num_threads, torch.get_num_threads())
+    torch.get_num_threads()
 
 
 def _prepare_environment(settings: EngineSettings) -> None:
