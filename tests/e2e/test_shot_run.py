@@ -19,7 +19,7 @@ STEPS = [*SMALL, "algorithm.num_steps=6", "evaluate.every_steps=0"]
 SHOTS = (
     Shot(point="rollout_half", step=2, victim="engine"),
     Shot(point="training", step=3, victim="rank", after_seconds=0.05),
-    Shot(point="rollout_begun", step=4, victim="episode_worker", after_seconds=0.2),
+    Shot(point="rollout_begun", step=4, victim="episode_worker"),
     Shot(point="committing", step=5, victim="driver"),
     Shot(point="attached", step=5, victim="rank"),  # in the middle of the recovery from the one before
 )
