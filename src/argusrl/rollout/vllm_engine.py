@@ -27,7 +27,7 @@ from argusrl.types import AdapterFiles, AdapterRef
 T = TypeVar("T")
 
 _IMAGE_STORE_BYTES = 512 << 20
-_SPAN_SECONDS = 0.1  # between two readings of the sequences that run; a finished one does not wait
+_SPAN_SECONDS = 0.05  # between two readings of the sequences that run; a finished one does not wait
 _AWAKE, _WEIGHTS, _ASLEEP = "awake", "awake without its cache", "asleep"
 
 
