@@ -145,6 +145,12 @@ class CommitChain:
         self._walk_to(commit.step - 1)
         if self._head is not None and self._head.step >= commit.step:
             return self._resolve(commit)
+        if self._head is not None and self._head.epoch > self._epoch.number:
+            raise FencedError(  # a listing may be late to show that epoch; its commit is here
+                f"step {self._head.step} was committed by epoch {self._head.epoch}, this driver holds epoch "
+                f"{self._epoch.number}",
+                "let the driver that wrote it go on",
+            )
         newest = -1 if self._head is None else self._head.step
         if commit.step != newest + 1:
             raise ValueError(f"commit {commit.step} does not follow the newest commit, {newest}")

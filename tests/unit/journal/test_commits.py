@@ -144,6 +144,16 @@ def test_a_driver_fenced_during_its_link_stops_and_its_commit_stands(run, driver
     assert CommitChain(run).head().step == 1
 
 
+def test_nobody_builds_on_a_commit_of_a_later_epoch(run, driver, monkeypatch):
+    """Also where the file system is late to show that epoch. Found by seed 61135 of the simulation."""
+    later = CommitChain(run, claim_epoch(run))
+    later.append(commit(1, 2))
+    monkeypatch.setattr(type(driver._epoch), "check", lambda _: None)
+    with pytest.raises(FencedError, match="step 1 was committed by epoch 2"):
+        driver.append(commit(2, 1))
+    assert not run.commit(2).exists()
+
+
 def test_a_second_commit_of_the_same_step_and_epoch_is_refused(driver):
     driver.append(commit(1, 1))
     with pytest.raises(FencedError, match="step 1 was committed by epoch 1"):
