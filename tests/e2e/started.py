@@ -23,6 +23,14 @@ from e2e.conftest import QUICKSTART, ROOT, SMALL, command, environment
 
 EVERYTHING = os.environ.get("ARGUSRL_FAULTS") == "all"
 only_in_test_faults = pytest.mark.skipif(not EVERYTHING, reason="make test-faults")
+REAL_FAULTS = [
+    pytest.mark.ray,
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    only_in_test_faults,
+]
+"""Marks of a file whose tests all do something to a run, and run in `make test-faults` alone."""
 PATIENCE_SECONDS = 240.0
 
 

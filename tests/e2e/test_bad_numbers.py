@@ -6,22 +6,15 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.verify import verify_run
 from argusrl.storage.publish import read_lines
-from e2e.started import Started, only_in_test_faults
+from e2e.started import REAL_FAULTS, Started
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    only_in_test_faults,
-]
+pytestmark = REAL_FAULTS
 HERE = Path(__file__).parent
 
 

@@ -8,19 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from argusrl.journal.verify import verify_run
-from e2e.started import Started, injected, only_in_test_faults, same_end
+from e2e.started import REAL_FAULTS, Started, injected, same_end
 from e2e.test_train import driver_of
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    only_in_test_faults,
-]
+pytestmark = REAL_FAULTS
 HANG = "recovery.hang_seconds=8"
 HERE = Path(__file__).parent
 

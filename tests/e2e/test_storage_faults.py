@@ -14,16 +14,10 @@ import pytest
 
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.verify import verify_run
-from e2e.started import Started, injected, only_in_test_faults, same_end
+from e2e.started import REAL_FAULTS, Started, injected, same_end
 from e2e.test_train import driver_of
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    only_in_test_faults,
-]
+pytestmark = REAL_FAULTS
 
 
 def mount(*words: str | Path) -> None:

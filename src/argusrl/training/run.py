@@ -202,7 +202,7 @@ class Run:
     async def _begin_rollout(self, step: int) -> Rollout:
         staleness = self.config.rollout.staleness
         at = sampling_step(step, staleness)
-        adapter = self.state.adapter if at == self.state.step else self.chain.read(at).adapter
+        adapter = self.state.adapter if at == self.state.step else self.chain.adapter(at)
         assert adapter is not None
         indices = self._prompts_of(step)
         self.workers.position.ahead = step - self.workers.position.step

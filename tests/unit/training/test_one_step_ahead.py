@@ -81,7 +81,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         given: dict[str, Any] = {
             "config": config,
             "workers": workers,
-            "chain": SimpleNamespace(read=commit),
+            "chain": SimpleNamespace(read=commit, adapter=adapter),
             "order": SimpleNamespace(take=lambda at, count: range(at, at + count)),
             "display": SimpleNamespace(phase=lambda _: None),
             "on_phase": lambda _: None,
