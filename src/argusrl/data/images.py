@@ -8,6 +8,7 @@ import hashlib
 import io
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
@@ -16,7 +17,7 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 
 from argusrl.errors import DataError
-from argusrl.types import Image
+from argusrl.types import Image, Prompt
 
 MIN_SIDE_PIXELS = 2
 MAX_ASPECT_RATIO = 200  # longer images are refused by the image processors of the Qwen family
@@ -83,6 +84,20 @@ def encode(pixels: Pillow.Image) -> Image:
     buffer = io.BytesIO()
     bare.save(buffer, format="PNG", compress_level=1)
     return Image(data=buffer.getvalue(), width=bare.width, height=bare.height)
+
+
+def shrunk(prompt: Prompt, longest_side_pixels: int) -> Prompt:
+    """The same prompt with images that are at most so many pixels long."""
+
+    def smaller(part: str | Image) -> str | Image:
+        if isinstance(part, str) or max(part.width, part.height) <= longest_side_pixels:
+            return part
+        share = longest_side_pixels / max(part.width, part.height)
+        size = [max(MIN_SIDE_PIXELS, round(side * share)) for side in (part.width, part.height)]
+        return encode(decode(part).resize((size[0], size[1])))
+
+    messages = (replace(message, content=tuple(map(smaller, message.content))) for message in prompt.messages)
+    return replace(prompt, messages=tuple(messages))
 
 
 def read_encoded(value: Any, *, base: Path | None = None) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from argusrl.config.sections import Config
+from argusrl.data.images import shrunk
 from argusrl.data.source import PromptSource, SelectedSource, open_source
 from argusrl.environments.sessions import open_sessions
 from argusrl.errors import WorkerError
@@ -29,6 +30,8 @@ from argusrl.training.shooting import shoot_oneself
 from argusrl.types import EpisodeFailure, Trajectory, TrajectoryKey, TrajectoryRef, Unfinished
 
 T = TypeVar("T")
+
+_CANARY_IMAGE_PIXELS = 112  # the longest side of its images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +263,13 @@ class EpisodeWorker:
         return [_score(outcome) for outcome in outcomes]
 
     async def make_canary(self, epoch: int, step: int, settings: PlaySettings) -> TrajectoryRef:
-        """Record the base model's greedy reply to the first training prompt: the sequence that proves adapters."""
+        """Record the base model's greedy reply to the first training prompt: the sequence that proves adapters.
+
+        Engines and ranks compute it once per step, so its images are small.
+        """
         self.fence.check(epoch, step)
         assert self.journal is not None
-        prompt = await self.ahead.take(0)
+        prompt = shrunk(await self.ahead.take(0), _CANARY_IMAGE_PIXELS)
         patches = 0
 
         def on_end(_: Trajectory | EpisodeFailure, image_patches: int) -> None:

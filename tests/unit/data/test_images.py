@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from argusrl.data.images import decode, validate_image
+from argusrl.data.images import decode, shrunk, validate_image
 from argusrl.errors import DataError
-from argusrl.types import Image
+from argusrl.types import Image, Message, Prompt
 
 MAX = 1_000_000
 
@@ -229,3 +229,20 @@ def test_whatever_the_damage_it_is_an_rgb_image_or_a_refusal(kind):
             continue
         shown = decode(image)
         assert (shown.mode, shown.size) == ("RGB", (image.width, image.height))
+
+
+def test_a_shrunk_prompt_keeps_shapes_and_order_and_small_images():
+    large, small = validate(encoded(pixels(400, 100))), validate(encoded(pixels(100, 80)))
+    message = Message(role="user", content=("first", large, "then", small))
+    prompt = shrunk(Prompt(id="a", messages=(message,), answer=3), 112)
+    first, then = prompt.messages[0].images
+    assert [part for part in prompt.messages[0].content if isinstance(part, str)] == ["first", "then"]
+    assert (first.width, first.height) == decode(first).size == (112, 28)
+    assert then is small
+    assert (prompt.id, prompt.answer) == ("a", 3)
+
+
+def test_an_extremely_long_image_keeps_sides_that_processors_take():
+    thin = validate(encoded(pixels(390, 2)))
+    (image,) = shrunk(Prompt(id="a", messages=(Message(role="user", content=(thin,)),)), 112).messages[0].images
+    assert (image.width, image.height) == (112, 2)
