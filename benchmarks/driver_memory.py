@@ -107,6 +107,7 @@ def supervise() -> int:
         f"algorithm.group_size={GROUP_SIZE}",
         "evaluate.every_steps=0",
         "checkpoint.keep_trajectories=false",
+        *options.get("changes", ()),
     ]
     choice = choose_run(load_config(recipe, changes).config)
     create_run(choice)

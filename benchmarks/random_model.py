@@ -1,6 +1,6 @@
 """A Qwen3-VL with random weights for benchmarks: whole replies always, and images that keep their size.
 
-    python benchmarks/random_model.py FOLDER
+    python benchmarks/random_model.py FOLDER [--size medium]
 
 Its end token has no probability to speak of, so every reply is as long as its limit. Its patches have 14 pixels, two by
 two become a token: images of 112, 336 and 504 pixels a side are not rescaled and have 16, 144 and 324 tokens.
@@ -20,8 +20,35 @@ MOST_IMAGE_TOKENS = 1024
 END = "<|never sampled|>"
 
 
-def make_model(folder: Path, seed: int = 0) -> None:
-    """Write model, tokenizer and processors: 1.8 M parameters, 4 text layers, 3 vision layers, DeepStack from two."""
+SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # text and vision
+    "small": (
+        {
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+        {"depth": 3, "hidden_size": 96, "intermediate_size": 192, "num_heads": 4},
+    ),
+    "medium": (
+        {
+            "hidden_size": 640,
+            "intermediate_size": 1792,
+            "num_hidden_layers": 14,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 5,
+            "head_dim": 64,
+        },
+        {"depth": 6, "hidden_size": 192, "intermediate_size": 512, "num_heads": 4},
+    ),
+}
+"""small: 1.8 M parameters, 4 text layers, 3 vision layers; medium: about 70 M. DeepStack from two layers."""
+
+
+def make_model(folder: Path, seed: int = 0, size: str = "small") -> None:
+    """Write model, tokenizer and processors of one of SIZES."""
     sys.path.insert(0, str(ROOT / "scripts"))
     import torch
     from tiny_qwen3vl import CHAT_TEMPLATE, build_tokenizer
@@ -35,7 +62,7 @@ def make_model(folder: Path, seed: int = 0) -> None:
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"eos_token": END})
     torch.manual_seed(seed)
-    model = Qwen3VLForConditionalGeneration(_config(tokenizer)).float()
+    model = Qwen3VLForConditionalGeneration(_config(tokenizer, *SIZES[size])).float()
     with torch.no_grad():
         _keep_from_ending(model, tokenizer.eos_token_id)
     model.save_pretrained(folder)
@@ -62,7 +89,7 @@ def _keep_from_ending(model: Any, end: int) -> None:
         layer.mlp.down_proj.weight[0] = 0.0
 
 
-def _config(tokenizer: Any) -> Any:
+def _config(tokenizer: Any, text: dict[str, Any], vision: dict[str, Any]) -> Any:
     from transformers import Qwen3VLConfig
 
     def number(token: str) -> int:
@@ -71,17 +98,12 @@ def _config(tokenizer: Any) -> Any:
     return Qwen3VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
-            "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
+            **text,
             "max_position_embeddings": 2048,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
-                "mrope_section": [6, 5, 5],
+                "mrope_section": _sections(text["head_dim"]),
                 "mrope_interleaved": True,
             },
             "tie_word_embeddings": True,
@@ -89,11 +111,8 @@ def _config(tokenizer: Any) -> Any:
             "pad_token_id": number("<|endoftext|>"),
         },
         vision_config={
-            "depth": 3,
-            "hidden_size": 96,
-            "intermediate_size": 192,
-            "num_heads": 4,
-            "out_hidden_size": 128,
+            **vision,
+            "out_hidden_size": text["hidden_size"],
             "patch_size": PATCH,
             "spatial_merge_size": MERGE,
             "temporal_patch_size": 2,
@@ -108,10 +127,18 @@ def _config(tokenizer: Any) -> Any:
     )
 
 
+def _sections(head_dim: int) -> list[int]:
+    """Of the rotary angles: time, height and width."""
+    side = head_dim // 2 * 5 // 16
+    return [head_dim // 2 - 2 * side, side, side]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    make_model(parser.parse_args().folder)
+    parser.add_argument("--size", choices=tuple(SIZES), default="small")
+    options = parser.parse_args()
+    make_model(options.folder, size=options.size)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md and docs/metrics.md from the declarations in the code.
+"""Write docs/configuration.md, docs/metrics.md and docs/controller.md from the declarations in the code.
 
     python scripts/write_reference.py            # write both
     python scripts/write_reference.py --check    # exit code 1 if one of them is out of date
@@ -14,6 +14,7 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+from argusrl.cluster.decide import TABLE, table_rows
 from argusrl.config.explain import KeyHelp, keys
 from argusrl.config.load import MAY_CHANGE_ON_RESUME
 from argusrl.observe.metrics import METRICS, Metric
@@ -72,10 +73,37 @@ def _metric_row(metric: Metric) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("\n", " ").replace("](", "]\\(")  # in a pattern that is no link
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+def controller() -> str:
+    """Markdown: the decision table of the controller."""
+    rows = [f"| `{name}` | {_cell(sees)} | {deed} | {_cell(why)} |" for name, sees, deed, why in table_rows()]
+    head = ["| row | what is seen | what is done | why |", "|---|---|---|---|"]
+    return "\n".join(
+        [
+            "# What the controller decides",
+            "",
+            _WRITTEN,
+            "",
+            "`argusrl cluster watch` looks at each run every five seconds and does what the first row that holds",
+            "says. The run folder counts first, then the head pod and its node, the RayJob's own status last. The rule",
+            "is `decide` in `src/argusrl/cluster/decide.py`; `controller.jsonl` of a run names the rows that held.",
+            "",
+            *head,
+            *rows[: len(TABLE)],
+            "",
+            "Before a resubmission one of these may stand in the way. A lost head, an eviction, a deadline of KubeRay",
+            "and a submission by a person are nobody's fault: they never make a run futile.",
+            "",
+            *head,
+            *rows[len(TABLE) :],
+            "",
+        ]
+    )
+
+
+PAGES = {"configuration.md": configuration, "controller.md": controller, "metrics.md": metrics}
 
 
 def main() -> int:

@@ -27,7 +27,8 @@ from pages import (
 )
 
 from argusrl import errors
-from argusrl.cli.main import VERBS, load_verb
+from argusrl.cli.lazy import LazyGroup, load_verb
+from argusrl.cli.main import VERBS
 from argusrl.config.explain import explain
 from argusrl.config.load import load_config
 from argusrl.config.sections import Config
@@ -101,13 +102,15 @@ def _parse(words: list[str], place: str) -> None:
         assert words in (["--help"], ["--version"]), place
         return
     assert words[0] in VERBS, f"{place}: there is no verb {words[0]}"
-    command: Any = load_verb(words[0])
+    command: Any = load_verb(VERBS, words[0])
     rest = words[1:]
     while hasattr(command, "commands"):
         if not rest:
             return  # a group is named, e.g. `argusrl runs`
         assert rest[0] in command.commands, f"{place}: argusrl {words[0]} has no {rest[0]}"
-        command, rest = command.commands[rest[0]], rest[1:]
+        lazy = isinstance(command, LazyGroup)
+        command = load_verb(command.verbs, rest[0]) if lazy else command.commands[rest[0]]
+        rest = rest[1:]
     if not rest and command.params:
         return  # a verb is named in a sentence
     context = command.make_context(command.name, rest)

@@ -40,6 +40,11 @@ class Node:
     name: str
     process: subprocess.Popen[bytes]
 
+    @property
+    def mark(self) -> dict[str, str]:
+        """In the environment of everything on it; who starts something there by hand adds it."""
+        return {_MARK: self.name}
+
     def pids(self) -> list[int]:
         mark, found = f"{_MARK}={self.name}\0".encode(), []
         for process in psutil.process_iter():
@@ -68,6 +73,7 @@ class RayletCluster:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="arn-", dir="/tmp")))
     nodes: list[Node] = field(default_factory=list)
     address: str = ""
+    head_variables: dict[str, str] = field(default_factory=dict)  # more environment of the head
 
     def __enter__(self) -> RayletCluster:
         try:
@@ -86,6 +92,7 @@ class RayletCluster:
             *("--include-dashboard", "false"),
             "--no-monitor",
             *("--system-config", _SYSTEM_CONFIG),
+            **self.head_variables,
         )
         current = self.folder / "head" / "ray_current_cluster"
         deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -101,10 +108,10 @@ class RayletCluster:
             node.process.wait(timeout=10)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def add(self, cpus: int = 1) -> Node:
-        """Begin to start a node; it joins seconds later."""
+    def add(self, cpus: int = 1, **variables: str) -> Node:
+        """Begin to start a node; it joins seconds later. `variables` are in its environment, as a pod's are."""
         name = f"node{len(self.nodes)}"
-        return self._start(name, "--address", self.address, "--num-cpus", str(cpus))
+        return self._start(name, "--address", self.address, "--num-cpus", str(cpus), **variables)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -112,14 +119,14 @@ class RayletCluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         return kept | _SETTINGS
 
-    def _start(self, name: str, *options: str) -> Node:
+    def _start(self, name: str, *options: str, **variables: str) -> Node:
         with (self.folder / f"{name}.log").open("wb") as output:
             process = subprocess.Popen(
                 [*COMMAND, *options, *_COMMON, "--temp-dir", str(self.folder / name)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self.environment | {_MARK: f"{self.folder.name}-{name}"} | _HOOK,
+                env=self.environment | {_MARK: f"{self.folder.name}-{name}"} | _HOOK | variables,
                 start_new_session=True,
             )
         self.nodes.append(Node(f"{self.folder.name}-{name}", process))

@@ -1,4 +1,4 @@
-"""argusrl config check | estimate | explain | schema | difference."""
+"""argusrl config check | explain | schema | difference."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def check(
     try:
         loaded = load_config(recipe, overrides or [])
         problems = [] if without_files else file_problems(loaded.config)
+        problems += _cluster_problems(loaded.config)
         if problems:
             raise ConfigError(problems)
     except ConfigError as error:
@@ -61,53 +62,17 @@ def check(
         say(f"  base   {source}")
 
 
-@app.command()
-def estimate(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    gpu_gib: Annotated[
-        float | None, typer.Option("--gpu-gib", help="Memory of one GPU in GiB, to see whether the recipe fits.")
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", min=1, help="Ranks that share the weights; default is those of cluster.slots, or 1."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Memory of one rank and one engine, line by line, from the model's config.json alone."""
-    from argusrl.config.bundles import split
-    from argusrl.config.estimate import estimate as estimate_of
-    from argusrl.config.load import load_config
-    from argusrl.config.model_shape import ModelShape
+def _cluster_problems(config: Config) -> list[str]:
+    """Whether the nodes that it asks for have what it needs."""
+    from argusrl.cluster.manifests.setup import setup_of
 
-    config = load_config(recipe, overrides or []).config
-    device = (
-        "cpu" if config.cluster.device == "cpu" or (config.cluster.device == "auto" and gpu_gib is None) else "cuda"
-    )
-    found = estimate_of(
-        config,
-        ModelShape.find(config.model.path, config.model.revision),
-        device=device,
-        ranks=ranks or max(1, split(config.cluster, config.cluster.slots or 1)[0]),
-        device_bytes=None if gpu_gib is None else int(gpu_gib * 2**30),
-    ).to_json()
-    if as_json:
-        say_json({"device": device, **found})
-        return
-    for part in ("training", "engine"):
-        lines = {name: size for name, size in found[part].items() if isinstance(size, int) and size}
-        phases = {f"  while in {name}": size for name, size in found[part].get("phases", {}).items()}
-        total = lines.pop("total")
-        tokens, token_bytes = lines.pop("cache_tokens", 0), lines.pop("cache_token_bytes", 0)
-        rows = [[name, _gib(size)] for name, size in {**lines, **phases, "total": total}.items()]
-        say_table([f"{part} on {device}", "GiB"], rows)
-        if token_bytes:
-            say(f"a token of KV cache takes {token_bytes:,} bytes" + (f": {tokens:,} tokens fit" if tokens else ""))
-        say()
-    sizes = found["micro_batch"]
-    say(f"at a micro-batch of {sizes['tokens']:,} tokens with {sizes['patches']:,} image patches")
-    if found["fits"] is not None:
-        say("it fits" if found["fits"] else "it does not fit", "green" if found["fits"] else "red")
+    if config.cluster.kubernetes is None:
+        return []
+    try:
+        setup_of(config)
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 @app.command()
@@ -169,10 +134,6 @@ def difference(
         return
     rows = [[line, "yes" if allowed else "no"] for line, allowed in zip(lines, free, strict=True)]
     say_table(["difference", "may change on resume"], rows)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.3f}"
 
 
 def _load(text: str, root: Path) -> Config:

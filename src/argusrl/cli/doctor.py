@@ -126,11 +126,12 @@ def check_root(root: Path) -> list[Check]:
     except StorageError as error:
         return [Check("run root", False, error.message, error.hint)]
     speed = probe.write_bytes_per_second / (1 << 20)
-    free = probe.free_bytes / _GIB
     detail = f"{probe.root}: rename, link and fsync work; fsync {probe.fsync_seconds * 1e3:.1f} ms, {speed:.0f} MiB/s"
+    enough = probe.free.bytes >= 2 * _GIB
     return [
         Check("run root", True, detail),
-        Check("disk", free >= 2, f"{free:.1f} GiB free", "free disk space, or set run.root to another disk"),
+        Check("file system", True, probe.file_system.describe()),
+        Check("disk", enough, probe.free.describe(), "free disk space, or set run.root to another disk"),
     ]
 
 

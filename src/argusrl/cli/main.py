@@ -5,57 +5,36 @@ Exit codes are those of errors.py; 2 is also a wrong command line, 130 is Ctrl-C
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+
+from argusrl.cli.lazy import lazy_group
 
 VERBS = {
+    "plan": ("argusrl.cli.plan", "Memory, storage and seconds that a recipe will take, and whether it fits."),
     "train": ("argusrl.cli.train", "Train by a recipe, or go on with the run of that name."),
     "rehearse": ("argusrl.cli.rehearse", "Kill things on purpose in a short run, and see whether it comes back."),
     "evaluate": ("argusrl.cli.evaluate", "Held-out accuracy of a run's adapter against its base."),
     "export": ("argusrl.cli.export", "Write a run's adapter as a PEFT folder or a merged model."),
-    "runs": ("argusrl.cli.runs", "List, show and verify runs."),
+    "runs": ("argusrl.cli.runs", "List, show and verify runs; what they take, and tidying up."),
     "config": ("argusrl.cli.config", "Check and explain recipes."),
     "environment": ("argusrl.cli.environment", "Check an environment and its rewards before training."),
+    "cluster": ("argusrl.cli.cluster", "Run on Kubernetes: render, submit, watch, heal and stop."),
     "rewards": ("argusrl.cli.rewards", "Apply changed rewards to journalled trajectories."),
+    "drain": ("argusrl.cli.drain", "Leave a node in good order: what a pod's preStop hook runs."),
     "doctor": ("argusrl.cli.doctor", "Check this machine: what is missing, and how to fix it."),
 }
 """Verb → module with register(app), and the line in --help. A new verb is one line here and one file."""
 
 
-class LazyGroup(TyperGroup):
-    """Knows the verbs by name and help; the module of a verb is imported when the verb runs."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = {verb: TyperCommand(verb, help=text) for verb, (_, text) in VERBS.items()}
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the table."""
-        return list(VERBS)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The real command in place of the one that only carries help."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load_verb(name) if name in VERBS else command, rest
-
-
-def load_verb(verb: str) -> Any:
-    """Import a verb's module and build its command."""
-    parent = typer.Typer(callback=lambda: None)
-    importlib.import_module(VERBS[verb][0]).register(parent)
-    return typer.main.get_group(parent).commands[verb]
-
-
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=lazy_group(VERBS), no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:

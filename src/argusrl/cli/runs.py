@@ -1,4 +1,4 @@
-"""argusrl runs list | show | verify, and how every verb finds a run."""
+"""argusrl runs list | show | verify (du and gc are in runs_storage.py), and how every verb finds a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argusrl.cli import runs_storage
 from argusrl.cli.output import JsonOption, RootOption, say, say_json, say_table
 from argusrl.errors import ArgusError, ConfigError, CorruptionError
 from argusrl.storage.layout import RunFolder
@@ -28,7 +29,8 @@ FAULT_WORDS = (
 
 _ALIVE_SECONDS = 120.0  # a heartbeat this young without a verdict is a run under way
 
-app = typer.Typer(help="List, show and verify runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show and verify runs; what they take, and tidying up.", no_args_is_help=True)
+runs_storage.register(app)
 
 
 def register(parent: typer.Typer) -> None:
@@ -41,13 +43,14 @@ def find_run(text: str, root: Path) -> RunFolder:
     for path in (root / text, Path(text)):
         if RunFolder(path).config.is_file():
             return RunFolder(path.absolute())
-    names = [folder.name for folder in _folders(root)]
+    names = [folder.name for folder in run_folders(root)]
     close = difflib.get_close_matches(text, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"runs under {root}: {', '.join(names) or 'none'}"
     raise ConfigError(f"no such run: {text}", hint)
 
 
-def _folders(root: Path) -> list[RunFolder]:
+def run_folders(root: Path) -> list[RunFolder]:
+    """All runs under a root."""
     if not root.is_dir():
         return []
     found = [RunFolder(path.absolute()) for path in sorted(root.iterdir())]
@@ -57,7 +60,7 @@ def _folders(root: Path) -> list[RunFolder]:
 @app.command("list")
 def list_(root: RootOption = Path("runs"), as_json: JsonOption = False) -> None:
     """All runs under a root: how far they are and how they stand."""
-    runs = [_brief(folder) for folder in _folders(root)]
+    runs = [_brief(folder) for folder in run_folders(root)]
     if as_json:
         say_json(runs)
     elif not runs:
@@ -153,6 +156,8 @@ def summarise(folder: RunFolder) -> dict[str, Any]:
         "finished": _finished(folder, config),
         "state": _state(folder, config, attempts),
         "attempts": attempts,
+        "heartbeat": _heartbeat(folder, attempts),
+        "submissions": _submissions(folder),
         "faults": [*_failed_attempts(attempts), *(event for event in events if _is_fault(event))],
         "recovery": summary([recovery_report(folder)]),
         "adapter": _adapter(head),
@@ -210,6 +215,31 @@ def _attempts(folder: RunFolder) -> list[dict[str, Any]]:
             }
         )
     return attempts
+
+
+def _heartbeat(folder: RunFolder, attempts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The newest attempt's, while it has no verdict."""
+    from argusrl.journal.attempts import read_heartbeat
+
+    if not attempts or attempts[-1]["outcome"] is not None:
+        return None
+    beat = read_heartbeat(folder, attempts[-1]["attempt"])
+    if beat is None:
+        return None
+    age_seconds = round(max(0.0, time.time() - beat.time), 1)
+    return {"age_seconds": age_seconds, "phase": beat.phase, "step": beat.step, "host": beat.host}
+
+
+def _submissions(folder: RunFolder) -> list[dict[str, Any]]:
+    """Each time that the run was given to a cluster: why, and why none followed."""
+    from argusrl.journal.submissions import read_end, submissions
+
+    found = []
+    for one in submissions(folder):
+        end = read_end(folder, one.number)
+        ended = {"outcome": end.outcome, "text": end.text} if end is not None else None
+        found.append({"number": one.number, "name": one.name, "reason": one.reason, "text": one.text, "end": ended})
+    return found
 
 
 def _failed_attempts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:

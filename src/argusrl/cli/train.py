@@ -33,6 +33,8 @@ def register(app: typer.Typer) -> None:
 def run(recipe: Path, overrides: list[str], *, fresh: bool, fork: str | None) -> int:
     """Check the recipe, choose the run folder, and supervise drivers until the run ends; the exit code."""
     from argusrl.cli.output import say
+    from argusrl.cluster.names import RUN_FOLDER_VARIABLE
+    from argusrl.cluster.plan.prediction import require_fit
     from argusrl.config.checks import require
     from argusrl.config.load import load_config
     from argusrl.recovery.fork import forked
@@ -41,10 +43,16 @@ def run(recipe: Path, overrides: list[str], *, fresh: bool, fork: str | None) ->
 
     config = load_config(recipe, overrides).config
     require(config, files=True)
+    for warning in require_fit(config):
+        say(warning, "yellow")
     origin: dict[str, Any] | None = None
     if fork is not None:
         config, origin = forked(config, fork)
     choice = choose_run(config, fresh=fresh, fork=origin)
+    own = os.environ.get(RUN_FOLDER_VARIABLE)  # in a pod: of this run, and of no other
+    if own and Path(own).name != choice.folder.name:
+        say(f"{own} is complete: nothing is left to do")
+        return 0
     if choice.action == "new":
         create_run(choice, origin)
     say(choice.message)

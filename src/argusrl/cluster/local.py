@@ -43,7 +43,8 @@ _LEAST_OBJECT_STORE_BYTES = 200 << 20
 _OBJECT_STORE_BYTES = 2 << 30  # an adapter at a time lies there, or all weights in full-parameter training
 _SYSTEM_CONFIG = (  # a node that does not answer is declared dead after about three seconds
     '{"health_check_initial_delay_ms":1000,"health_check_period_ms":1000,'
-    '"health_check_timeout_ms":1000,"health_check_failure_threshold":3}'
+    '"health_check_timeout_ms":1000,"health_check_failure_threshold":3,'
+    '"task_events_max_num_task_in_gcs":1000}'  # by default the head remembers 100,000 calls, about 1 kB each
 )
 _LONGEST_ROOT = 30  # Ray puts sockets about 70 characters below it; the limit of the kernel is 107
 _POLL_SECONDS = 0.05

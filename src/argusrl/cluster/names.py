@@ -8,9 +8,11 @@ import re
 RUN_LABEL = "argusrl.io/run"  # name of the run, made fit for a label
 SUBMISSION_LABEL = "argusrl.io/submission"  # "3": the third time that the run was given to the cluster
 FOLDER_ANNOTATION = "argusrl.io/run-folder"  # as pods see it: /fsx/argusrl/runs/maze
+DRAIN_ANNOTATION = "argusrl.io/drain"  # on a pod: why its node is to be emptied; the controller asks the driver
 JOB_ANNOTATION = "argusrl.io/job"  # on a RayCluster that somebody else made: JSON {entrypoint, runtime_env}
 
 RUN_FOLDER_VARIABLE = "ARGUSRL_RUN_FOLDER"  # in every pod of a run
+SUBMISSION_VARIABLE = "ARGUSRL_SUBMISSION"  # number of the submission that a pod is of
 POD_VARIABLE = "POD_NAME"
 NODE_VARIABLE = "NODE_NAME"
 HOST_VARIABLE = "HOST_IP"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from argusrl.config.kubernetes_checks import kubernetes_problems
 from argusrl.config.secrets import SECRET_NAME, is_secret_reference
 from argusrl.config.sections import Config, RewardSection
 from argusrl.errors import ConfigError
@@ -254,6 +255,7 @@ def _cluster(config: Config) -> Iterator[str]:
             yield f"cluster.engines ({cluster.engines}) must be below cluster.slots ({cluster.slots}): ranks need slots"
     if cluster.device == "cpu" and config.engine.tensor_parallel > 1:
         yield "engine.tensor_parallel: works on GPUs only; set it to 1 with cluster.device: cpu"
+    yield from kubernetes_problems(config)
     for name, value in cluster.environment.items():
         if SECRET_NAME.search(name) and value and not is_secret_reference(value):
             yield f"cluster.environment.{name}: looks like a secret in clear text; write env:{name} or file:PATH"

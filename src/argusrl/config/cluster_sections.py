@@ -108,6 +108,12 @@ class KubernetesSection(Section):
     """Annotations with which Studio's Ray endpoint operator serves the dashboard."""
     nvme: Path | None = Path("/opt/dlami/nvme")
     """Host folder on local NVMe for spilled objects and staged weights; null uses the pod's own disk."""
+    operator_namespace: DnsName | None = None
+    """Namespace of KubeRay's operator, which may reach the dashboard; null is any that holds a pod with its label."""
+    controller_namespace: DnsName = "argusrl-system"
+    """Namespace of the argusrl controller, which may reach it, too."""
+    egress_ports: list[Annotated[int, Field(ge=1, le=65_535)]] = []
+    """More TCP ports that pods may reach anywhere, e.g. of a tool that an environment calls."""
     hang_reports: bool = True
     """Give HyperPod's job monitoring agent the rules by which it sees a run that hangs."""
 

@@ -16,6 +16,7 @@ from argusrl.config.sections import Config
 
 LOGITS_CHUNK_TOKENS = 512  # tokens whose logits exist at the same time in training
 KEPT_FEATURE_BYTES = 1 << 30  # of tower outputs that a rank keeps for later micro-batches, at most
+ENGINE_BATCH_TOKENS = {"cpu": 4096, "cuda": 8192}  # that vLLM computes at once
 LORA_HOST_SLOTS = 4  # adapter versions that an engine keeps beside the device
 
 _FULL = 4  # bytes of float32
@@ -25,7 +26,7 @@ _ROTATING = {
 }  # bytes per patch and unit of width while the tower rotates queries and keys, by element size
 _LOGITS_COPIES = 4  # float32 copies of a chunk of logits at the worst moment
 _GATHERED_LAYERS = 3  # of FSDP: the layer at work, the next one as it arrives, and the buffer it arrived in
-_MOMENT_COPIES = 2  # temporaries of AdamW over all tensors at once
+_MOMENT_COPIES = 2  # temporaries of AdamW, over all tensors or over one at a time
 
 Target = Literal["language"] | Sequence[str]
 Attention = Literal["gathered", "varlen"]
@@ -103,6 +104,7 @@ class EngineMemory:
     weights: int
     adapter_slots: int  # LoRA on the device
     encoder: int  # the tower at work on the images of one batch
+    batch: int  # the decoder at work on the tokens of one batch, or the logits of all sequences
     cache: int  # KV cache: what is given, or what is left of the share of the device
     host_adapters: int
     host_pristine: int  # checkpoint pages that merged serving reads at each merge; mapped, one copy per node
@@ -112,7 +114,12 @@ class EngineMemory:
     @property
     def total(self) -> int:
         """On the device."""
-        return self.weights + self.adapter_slots + self.encoder + self.cache
+        return self.weights + self.adapter_slots + self.work + self.cache
+
+    @property
+    def work(self) -> int:
+        """Tower and decoder work after each other."""
+        return max(self.encoder, self.batch)
 
     @property
     def cache_tokens(self) -> int:
@@ -130,8 +137,9 @@ def training_memory(
     gradient_checkpointing: bool,
     attention: Attention = "gathered",
     kept_feature_bytes: int = 0,
+    foreach: bool = True,
 ) -> TrainingMemory:
-    """Of one rank in one update of one micro-batch after the other.
+    """Of one rank in one update of one micro-batch after the other; with `foreach` Adam takes all tensors at once.
 
     `rank` is LoRA's (None: the whole decoder is trained); `kept_feature_bytes` are tower outputs that are kept for
     other micro-batches of the step.
@@ -160,7 +168,7 @@ def training_memory(
         layer=working + (saved if gradient_checkpointing else 0),
         head=_head_bytes(shape, micro_batch, element_bytes),
         tower=_tower_bytes(shape, micro_batch.patches, element_bytes),
-        update=_MOMENT_COPIES * share,
+        update=_MOMENT_COPIES * (share if foreach else min(share, _largest_trained(shape, rank, target) * _FULL)),
     )
 
 
@@ -173,12 +181,15 @@ def engine_memory(
     merged: bool = False,
     live_versions: int = 1,
     tensor_parallel: int = 1,
-    batch_patches: int = 0,
+    batch_tokens: int = 0,
+    max_sequences: int = 0,
     cache_bytes: int | None = None,
     device_bytes: int | None = None,
     device_share: float = 1.0,
 ) -> EngineMemory:
-    """Of one engine. `rank` is LoRA's (None: whole weights are loaded); `batch_patches` go through the tower at once.
+    """Of one engine. `rank` is LoRA's (None: whole weights are loaded).
+
+    At once it computes `batch_tokens`, which may all be of images, and samples for `max_sequences`.
 
     Kernels have a slot for each of `live_versions` of the adapter, and one for the next.
     The cache has `cache_bytes`, or what is left of `device_share` of the device; nothing where neither is known.
@@ -187,12 +198,15 @@ def engine_memory(
     kernels = rank is not None and not merged
     weights = shape.parameters * element_bytes // tensor_parallel
     slots = (live_versions + 1) * adapter // tensor_parallel if kernels else 0
-    encoder = _tower_bytes(shape, batch_patches, element_bytes)
-    left = int((device_bytes or 0) * device_share) - weights - slots - encoder
+    patches = batch_tokens * shape.vision.merge**2 if shape.vision else 0
+    encoder = _tower_bytes(shape, patches, element_bytes)
+    batch = _batch_work(shape, batch_tokens, max_sequences, element_bytes) // tensor_parallel
+    left = int((device_bytes or 0) * device_share) - weights - slots - max(encoder, batch)
     return EngineMemory(
         weights=weights,
         adapter_slots=slots,
         encoder=encoder,
+        batch=batch,
         cache=max(0, left) if cache_bytes is None else cache_bytes,
         host_adapters=LORA_HOST_SLOTS * adapter if kernels else 0,
         host_pristine=_merged_weights(shape, target) * element_bytes if merged else 0,
@@ -229,9 +243,15 @@ class Estimate:
 
 
 def estimate(
-    config: Config, shape: ModelShape, *, device: str, ranks: int, device_bytes: int | None = None
+    config: Config,
+    shape: ModelShape,
+    *,
+    device: str,
+    ranks: int,
+    device_bytes: int | None = None,
+    micro_batch: MicroBatch | None = None,
 ) -> Estimate:
-    """Of a recipe on `ranks` GPUs or slots, for the fullest micro-batch that its budget lets through.
+    """Of a recipe on `ranks` GPUs or slots, for the fullest micro-batch that its budget lets through, or a given one.
 
     `device` is "cuda" or "cpu". The fullest is one group of the longest prompts and replies, or as many as the budget
     takes. Images are taken to fill the prompt as far as model.max_pixels lets them.
@@ -240,7 +260,7 @@ def estimate(
     element = 2 if dtype == "bfloat16" else _FULL
     rank = config.adapter.rank if config.adapter.kind == "lora" else None
     target: Target = "language" if config.adapter.target == "language" else tuple(config.adapter.target)
-    micro_batch = fullest_micro_batch(config, shape)
+    micro_batch = micro_batch or fullest_micro_batch(config, shape, ranks)
     checkpointing = config.training.gradient_checkpointing
     shown = -(-config.algorithm.prompts_per_step // ranks) * _feature_bytes(shape, micro_batch.patches, element)
     return Estimate(
@@ -255,6 +275,7 @@ def estimate(
             gradient_checkpointing=device == "cuda" if checkpointing is None else checkpointing,
             attention="varlen" if device == "cuda" and element != _FULL else "gathered",
             kept_feature_bytes=min(KEPT_FEATURE_BYTES, shown),
+            foreach=device == "cuda",
         ),
         engine=engine_memory(
             shape,
@@ -264,7 +285,8 @@ def estimate(
             merged=config.serves_merged(dtype),
             live_versions=1 + config.rollout.staleness,
             tensor_parallel=config.engine.tensor_parallel,
-            batch_patches=micro_batch.patches,
+            batch_tokens=max(ENGINE_BATCH_TOKENS[device], config.model.max_tokens if device == "cpu" else 0),
+            max_sequences=config.engine.max_sequences,
             cache_bytes=cache_bytes_on(config.engine, device),
             device_bytes=device_bytes,
             device_share=config.engine.gpu_memory_share,
@@ -273,8 +295,9 @@ def estimate(
     )
 
 
-def fullest_micro_batch(config: Config, shape: ModelShape) -> MicroBatch:
-    """The largest row that a rank may meet: the budget full of groups, or one trajectory that is longer than it.
+def fullest_micro_batch(config: Config, shape: ModelShape, ranks: int = 1) -> MicroBatch:
+    """The largest row that one of `ranks` may meet: the budget full of groups, its share of an update if that is less,
+    or one trajectory that is longer than the budget.
 
     Every trajectory has the longest first prompt and the longest continuation. There is an image of model.max_pixels
     in each turn, or, where that is not set, as many patches as its tokens can stand for.
@@ -285,7 +308,8 @@ def fullest_micro_batch(config: Config, shape: ModelShape) -> MicroBatch:
     continuation = rollout.max_response_tokens if turns == 1 else longest - prompt
     budget = config.training.micro_batch_tokens
     members = max(1, min(config.algorithm.group_size, (budget - prompt) // continuation))
-    groups = max(1, budget // (prompt + members * continuation))
+    share = -(-config.algorithm.prompts_per_step // (config.algorithm.updates_per_step * ranks))
+    groups = max(1, min(share, budget // (prompt + members * continuation)))
     patches = 0
     if shape.vision is not None:
         most = shape.vision.merge**2 * (prompt + (members * continuation if turns > 1 else 0))
@@ -296,6 +320,14 @@ def fullest_micro_batch(config: Config, shape: ModelShape) -> MicroBatch:
     return MicroBatch.of_groups(
         groups, prompt_tokens=prompt, response_tokens=continuation, group_size=members, patches=patches
     )
+
+
+def _largest_trained(shape: ModelShape, rank: int | None, target: Target) -> int:
+    """Numbers in the largest tensor that is trained."""
+    if rank is None:
+        return shape.head_parameters
+    names = shape.linear_layers if target == "language" else target
+    return rank * max(max(shape.linear_layers[name]) for name in names if name in shape.linear_layers)
 
 
 def _merged_weights(shape: ModelShape, target: Target) -> int:
@@ -325,6 +357,12 @@ def _saved_by_attention(shape: ModelShape, batch: MicroBatch, element: int, atte
     masked = attention == "gathered" and batch.mask_places > 0
     keys = 2 * (shape.heads if masked else shape.kv_heads) * shape.head_width * element
     return batch.tokens * queries + batch.key_tokens * keys + (batch.mask_places * element if masked else 0)
+
+
+def _batch_work(shape: ModelShape, tokens: int, sequences: int, element: int) -> int:
+    """The widest place of a decoder layer, and of the sampler: logits in float32, and two copies of them."""
+    layer = tokens * (3 * shape.feed_forward + 4 * shape.hidden) * element
+    return max(layer, 3 * sequences * shape.vocabulary * _FULL)
 
 
 def _head_bytes(shape: ModelShape, batch: MicroBatch, element: int) -> int:

@@ -2,7 +2,8 @@
 
 A recipe is YAML. `base:` names one recipe or a list of them, relative to the file that says so; what a file gives
 itself wins over its bases, later bases win over earlier ones, mappings are merged and lists replaced. `a.b=c` on the
-command line wins over files; its value is YAML, and a number picks an item of a list (rewards.0.weight=2).
+command line wins over files; its value is YAML, and a number picks an item of a list (rewards.0.weight=2). The
+config.yaml of a run folder is a recipe, too, which goes on with that run.
 
 Paths: the fields in PATH_KEYS and FUNCTION_KEYS may be relative. Each is looked up in the folder of the file that
 gives it, then in the recipe's folder, then in the working directory, and is absolute in the Config where found.
@@ -28,6 +29,7 @@ from argusrl.config.yaml_file import dump_yaml, parse_yaml, read_yaml_mapping
 from argusrl.errors import ConfigError, CorruptionError, StorageError
 
 FORMAT_VERSION = 1  # of config.yaml
+_RESOLVED_KEYS = {"format_version", "sha256", "config"}
 _RESTORE = "restore it from a copy in attempts/*/config.yaml, or start a new run"
 
 PATH_KEYS = ("model.path", "model.chat_template", "adapter.initial", "data.train", "data.heldout")
@@ -41,6 +43,8 @@ MAY_CHANGE_ON_RESUME = (
     "checkpoint.keep*",
     "algorithm.num_steps",
     "run.root",
+    "run.max_bytes",
+    "run.copy_to",
 )
 """Keys (with *) that change nothing about the steps that are already committed."""
 
@@ -88,6 +92,8 @@ def _read_with_bases(path: Path, sources: list[Path], chain: tuple[Path, ...]) -
         names = " → ".join(str(step) for step in (*chain, real))
         raise ConfigError(f"base: files refer to each other in a circle: {names}")
     own = read_yaml_mapping(path)
+    if own.keys() == _RESOLVED_KEYS:  # the config.yaml of a run folder is a recipe, too: of that run
+        own = read_resolved(path).model_dump(mode="json")
     bases = own.pop("base", None)
     bases = [] if bases is None else [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from argusrl.config.known_models import known_config
 from argusrl.errors import ModelError
 
 _TEXT_MODELS = ("llama", "qwen2", "qwen3")
@@ -79,7 +80,10 @@ class ModelShape:
 
     @classmethod
     def find(cls, path: str, revision: str | None = None) -> ModelShape:
-        """Of a model folder, or of a hub id whose config.json is in the local cache. Raises ModelError."""
+        """Of a model folder, of a hub id whose config.json is in the local cache, or of a model of a known name.
+
+        Raises ModelError.
+        """
         if Path(path).is_dir():
             return cls.read(Path(path))
         from huggingface_hub import try_to_load_from_cache
@@ -89,10 +93,12 @@ class ModelShape:
             cached = try_to_load_from_cache(path, "config.json", revision=revision)
         except HFValidationError:
             cached = None
+        if not isinstance(cached, str) and (known := known_config(path)):
+            return cls.from_json(known)
         if not isinstance(cached, str):
             raise ModelError(
                 f"{path} is no folder here, and its config.json is not in the cache of the hub",
-                f"hf download {path} config.json, or give a folder that holds config.json as model.path",
+                f"hf download {path} config.json, or say where a copy lies: --model-config PATH",
             )
         return cls.read(Path(cached).parent)
 

@@ -20,6 +20,11 @@ class RunSection(Section):
     """Name of the run folder; default is the recipe's file name."""
     root: Path = Path("runs")
     """Folder that holds run folders: any POSIX folder all nodes see (FSx for Lustre, NFS, local disk)."""
+    max_bytes: Count | None = None
+    """Bytes that the run folder may hold. A step that would go beyond prunes all but the newest checkpoint and the
+    adapters that a restart needs, and trajectories where checkpoint.keep_trajectories is false; null is no limit."""
+    copy_to: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{2,62}(/.*)?$")] | None = None
+    """Copy every new best adapter and the last one to <copy_to>/<run>/adapters in the background; null copies none."""
     seed: Natural = 0
     """Seeds prompt order, sampling noise and adapter initialisation."""
     deterministic: bool = False
@@ -326,6 +331,8 @@ class ObserveSection(Section):
     """Send metrics to Weights & Biases, too."""
     mlflow: MlflowSection | None = None
     """Send metrics to MLflow, too."""
+    prometheus_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Serve metrics to Prometheus at this port of the driver's host; null is off (Ray's exporters have them anyway)."""
 
 
 class RecoverySection(Section):

@@ -68,9 +68,27 @@ for _first, _resolvers in _StrictLoader.yaml_implicit_resolvers.items():
         _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
 
 
-def dump_yaml(value: Any) -> str:
-    """YAML that this loader and PyYAML's read back as the same value. Keys stay in order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+class _BlockDumper(_Dumper):
+    """Text of several lines as a block, and no anchors: for people."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _text)
+
+
+def dump_yaml(value: Any, *, blocks: bool = False) -> str:
+    """YAML that this loader and PyYAML's read back as the same value. Keys stay in order.
+
+    With `blocks` a text of several lines is a literal block, and a value that occurs twice is written twice.
+    """
+    dumper = _BlockDumper if blocks else _Dumper
+    return yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def parse_yaml(text: str, origin: str) -> Any:

@@ -20,6 +20,7 @@ from argusrl.storage.files import exists, read_file
 from argusrl.storage.layout import FORMAT_VERSION, RunFolder
 from argusrl.storage.publish import encode_line, fsync_path, publish_file, read_lines, replace_file, storage_faults
 from argusrl.storage.sealed_json import decode_sealed, encode_sealed
+from argusrl.storage.visibility import await_visible
 from argusrl.types import AdapterRef, EpisodeFailure, TrajectoryKey
 
 _REMEMBERED_ADAPTERS = 256
@@ -170,6 +171,7 @@ class CommitChain:
     def _resolve(self, commit: Commit) -> Commit:
         """The name is taken: by this very commit, by an earlier driver, or by a later one."""
         assert self._epoch is not None
+        await_visible(self._run.commit(commit.step))  # that the name is taken proves that it is there
         self._walk_to(commit.step)
         there = self.read(commit.step)
         self._epoch.check()

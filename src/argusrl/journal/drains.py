@@ -16,6 +16,7 @@ from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
 
 DRAIN_SECONDS = 30.0  # what is not handed over by then is abandoned
+_WISH, _ANSWER = ".json", ".done.json"
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,16 +45,25 @@ def ask_for_drain(run: RunFolder, drain: Drain) -> Drain:
     try:
         publish_file(run.drain(drain.pod), encode_sealed(msgspec.to_builtins(drain)))
     except FileExistsError:
-        return msgspec.convert(read_sealed(run.drain(drain.pod)), Drain)
+        return read_drain(run, drain.pod)
     return drain
+
+
+def read_drain(run: RunFolder, pod: str) -> Drain:
+    """The wish for a pod. Raises StorageError, FileNotFoundError."""
+    return msgspec.convert(read_sealed(run.drain(pod)), Drain)
+
+
+def asked_pods(run: RunFolder) -> dict[str, bool]:
+    """Pods that there is a wish for, and whether it is answered: by one look at one folder. Raises StorageError."""
+    names = {path.name for path in list_folder(run.drains) if not path.name.startswith(".")}
+    wishes = [name for name in names if name.endswith(_WISH) and not name.endswith(_ANSWER)]
+    return {pod: pod + _ANSWER in names for pod in (name.removesuffix(_WISH) for name in wishes)}
 
 
 def open_drains(run: RunFolder) -> list[Drain]:
     """Wishes without an answer, oldest first. Raises StorageError."""
-    names = {path.name for path in list_folder(run.drains)}
-    pods = [name.removesuffix(".json") for name in names if name.endswith(".json") and not name.endswith(".done.json")]
-    waiting = [pod for pod in pods if f"{pod}.done.json" not in names]
-    drains = [msgspec.convert(read_sealed(run.drain(pod)), Drain) for pod in waiting]
+    drains = [read_drain(run, pod) for pod, answered in asked_pods(run).items() if not answered]
     return sorted(drains, key=lambda drain: drain.time)
 
 

@@ -31,6 +31,7 @@ from argusrl.journal.segments import (
 )
 from argusrl.storage.files import list_folder
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.visibility import await_visible
 from argusrl.types import (
     EpisodeEnd,
     EpisodeFailure,
@@ -226,7 +227,8 @@ def read_finished(run: RunFolder, segment: str, offset: int, length: int) -> Fin
 
 
 def read_trajectory(run: RunFolder, ref: TrajectoryRef) -> Trajectory:
-    """The trajectory behind `ref`, checked. Raises CorruptionError."""
+    """The trajectory behind `ref`, which a message named, checked. Raises CorruptionError."""
+    await_visible(run.absolute(ref.segment), ref.offset + ref.length)
     trajectory = read_finished(run, ref.segment, ref.offset, ref.length).trajectory
     if trajectory.key != ref.key:
         raise CorruptionError(f"{ref.segment} holds {trajectory.key} at byte {ref.offset}, expected {ref.key}")

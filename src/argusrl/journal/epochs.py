@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from argusrl.errors import FencedError
-from argusrl.storage.files import list_folder
+from argusrl.storage.files import exists, list_folder
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import publish_file
 from argusrl.storage.sealed_json import encode_sealed, read_sealed
@@ -57,6 +57,27 @@ def renew_epoch(epoch: Epoch, info: Mapping[str, Any] | None = None) -> Epoch:
         return _claim(epoch.run, number + 1, {**(info or {}), "renews": epoch.nonce})
     except FileExistsError:
         raise _fenced(epoch, number + 1) from None
+
+
+def fence(run: RunFolder, above: int, mark: Mapping[str, Any]) -> int:
+    """Claim an epoch above `above` that no driver holds, once for `mark`; its number. Raises StorageError.
+
+    Whoever calls it with the same `above` and `mark` finds the epoch of the first caller, also after other drivers
+    claimed theirs: so a late repetition fences nobody who came after the first one.
+    """
+    number = above + 1
+    while True:
+        path = run.epoch(number)
+        if exists(path):
+            record = read_sealed(path)
+            if all(record.get(name) == value for name, value in mark.items()):
+                return number
+        elif number > newest_epoch(run):  # a number below it is a gap that a power loss left: no fence
+            try:
+                return _claim(run, number, mark).number
+            except FileExistsError:
+                continue
+        number += 1
 
 
 def _renews(epoch: Epoch, number: int) -> bool:

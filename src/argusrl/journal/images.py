@@ -8,6 +8,7 @@ from argusrl.errors import CorruptionError
 from argusrl.journal.records import ImageBytes, ImageIndex, decode_record, encode_record
 from argusrl.journal.segments import SealedSegment, SegmentHeader, SegmentWriter, read_record
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.visibility import await_visible
 from argusrl.types import Image, ImageRef
 
 
@@ -67,6 +68,7 @@ class ImageWriter:
 def read_image(run: RunFolder, ref: ImageRef) -> bytes:
     """The encoded bytes. Raises CorruptionError if they are not the ones `ref` names."""
     path = run.absolute(ref.segment)
+    await_visible(path, ref.offset + ref.length)
     record = decode_record(read_record(path, ref.offset, ref.length))
     if not isinstance(record, ImageBytes) or hashlib.sha256(record.data).hexdigest() != ref.sha256:
         raise CorruptionError(f"{path} does not hold image {ref.sha256} at byte {ref.offset}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from argusrl.storage.publish import append_line, read_lines
 class EventLog:
     """Appends events, each durable when `write` returns. Safe to use from several threads."""
 
-    def __init__(self, path: Path, redactor: Redactor | None = None) -> None:
+    def __init__(
+        self, path: Path, redactor: Redactor | None = None, heard: Callable[[str], None] | None = None
+    ) -> None:
+        """`heard` is told the kind of every event that was written."""
         self._path = path
         self._redactor = redactor or Redactor()
+        self._heard = heard
         self._lock = threading.Lock()
 
     def write(self, kind: str, message: str, **fields: Any) -> dict[str, Any]:
@@ -26,6 +31,8 @@ class EventLog:
         event["message"] = self._redactor.text(message)
         with self._lock:
             append_line(self._path, event)
+        if self._heard is not None:
+            self._heard(kind)
         return event
 
 

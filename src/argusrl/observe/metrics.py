@@ -98,6 +98,10 @@ _DECLARED = (
     Metric("evaluate/sampled/low", "share", "lower end of its 95 % interval"),
     Metric("evaluate/sampled/high", "share", "upper end of its 95 % interval"),
     Metric("memory/driver_bytes", "bytes", "resident memory of the driver"),
+    Metric(
+        "memory/rank_bytes", "bytes", "largest peak of a rank: tensors on its GPU; on CPU its process without files"
+    ),
+    Metric("memory/engine_bytes", "bytes", "largest of an engine: taken of its GPU; on CPU its process without files"),
 )
 
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _DECLARED}

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from argusrl.config.sections import Config, MlflowSection, WandbSection
 from argusrl.errors import ConfigError
 from argusrl.observe.metrics import MetricValue, checked_row, metric
+from argusrl.observe.prometheus import PrometheusPort, Telemetry
 from argusrl.observe.redact import Redactor
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import append_line, encode_line, replace_file
@@ -201,9 +202,11 @@ def require_sinks(config: Config) -> None:
         )
 
 
-def open_sinks(config: Config, folder: RunFolder, history: Sequence[Row], report: Report) -> Sinks:
+def open_sinks(
+    config: Config, folder: RunFolder, history: Sequence[Row], report: Report, telemetry: Telemetry | None = None
+) -> Sinks:
     """The sinks a recipe asks for, with metrics.jsonl and TensorBoard rebuilt from `history`: the rows of all
-    committed steps.
+    committed steps. `telemetry` gets every row, and the port that the recipe asks for.
 
     `report` is called with (kind, message) when an optional sink fails. Raises ConfigError, StorageError.
     """
@@ -220,7 +223,20 @@ def open_sinks(config: Config, folder: RunFolder, history: Sequence[Row], report
         sinks.append(BackgroundSink("wandb", lambda: WandbSink(wandb, name, plain), report))
     if mlflow := observe.mlflow:
         sinks.append(BackgroundSink("mlflow", lambda: MlflowSink(mlflow, name, plain), report))
+    if telemetry is not None:
+        sinks.append(telemetry)
+        sinks += _prometheus_port(config, telemetry, report)
     return Sinks(sinks)
+
+
+def _prometheus_port(config: Config, telemetry: Telemetry, report: Report) -> list[Sink]:
+    if config.observe.prometheus_port is None:
+        return []
+    try:
+        return [PrometheusPort(telemetry, config.observe.prometheus_port)]
+    except OSError as error:
+        report("sink_failed", f"prometheus: port {config.observe.prometheus_port}: {error.strerror or error}")
+        return []
 
 
 def numbers(row: Row) -> dict[str, float]:

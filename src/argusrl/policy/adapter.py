@@ -19,6 +19,7 @@ from argusrl.storage.adapter_folder import CONFIG_FILE, FULL_FILE, LORA_FILE
 from argusrl.storage.digests import logical_digest, sha256_bytes
 from argusrl.storage.manifest import write_manifest
 from argusrl.storage.publish import publish_folder
+from argusrl.storage.visibility import await_published
 from argusrl.types import AdapterFiles, AdapterRef
 
 
@@ -123,6 +124,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    await_published(folder)
     for file in (LORA_FILE, FULL_FILE):
         if (folder / file).is_file():
             try:

@@ -22,7 +22,9 @@ from argusrl.policy.sharding import gather_full, local
 from argusrl.storage.digests import LogicalDigest
 from argusrl.storage.manifest import read_manifest, write_manifest
 from argusrl.storage.publish import publish_folder
+from argusrl.storage.visibility import await_published, await_visible
 
+METADATA_FILE = ".metadata"  # DCP's own name for what lies where
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -114,8 +116,10 @@ class CheckpointWriter:
         try:
             with publish_folder(folder) as temporary:
                 self._tell(temporary)
-                self._save(staged, temporary)
-            write_manifest(folder, fields)
+                files = self._save(staged, temporary)
+                for name, size in files.items():
+                    await_visible(temporary / name, size)
+            write_manifest(folder, fields, files)
         except CheckpointException as error:  # no Exception in torch's eyes
             reasons = "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
             failure = StorageError(f"cannot write {folder}: {reasons}", "check space and permissions of run.root")
@@ -132,15 +136,21 @@ class CheckpointWriter:
         temporary = self._told()
         if isinstance(temporary, Exception):
             raise temporary
+        await_visible(temporary)
         with suppress(CheckpointException):  # raised on every rank; rank 0 says so
             self._save(staged, temporary)
         if isinstance(outcome := self._told(), Exception):
             raise outcome
         return folder
 
-    def _save(self, staged: dict[str, Any], temporary: Path) -> None:
+    def _save(self, staged: dict[str, Any], temporary: Path) -> dict[str, int]:
+        """All ranks write their parts; the files of all of them, and how far each reaches at least."""
         writer = dcp.FileSystemWriter(temporary, sync_files=True)
-        dcp.save(staged, storage_writer=writer, process_group=self._group)
+        metadata = dcp.save(staged, storage_writer=writer, process_group=self._group)
+        sizes = {METADATA_FILE: 1}
+        for part in metadata.storage_data.values():
+            sizes[part.relative_path] = max(sizes.get(part.relative_path, 0), part.offset + part.length)
+        return sizes
 
     def _tell(self, message: Any) -> None:
         dist.broadcast_object_list([message], src=0, group=self._group)
@@ -161,6 +171,7 @@ def load(state: TrainingState, folder: Path) -> dict[str, Any]:
 
     Raises CorruptionError where files are missing, torn, or hold another model's tensors.
     """
+    await_published(folder)
     manifest = read_manifest(folder)
     tensors, scalars = state.tensors(), state.scalars()
     try:

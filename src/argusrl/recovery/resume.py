@@ -12,6 +12,7 @@ from argusrl.config.sections import Config
 from argusrl.errors import ConfigError, CorruptionError
 from argusrl.journal.attempts import Verdict, newest_attempt, read_verdict
 from argusrl.recovery.supervisor import count_commits
+from argusrl.storage.filesystem import refuse_object_store
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import make_folder, replace_file
 
@@ -116,7 +117,8 @@ def read_fork(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def create_run(choice: RunChoice, fork: dict[str, Any] | None = None) -> None:
-    """Make the folder of a new run and write its resolved config. Raises StorageError."""
+    """Make the folder of a new run and write its resolved config. Raises StorageError, at once for an object store."""
+    refuse_object_store(choice.folder.path)
     make_folder(choice.folder.path)
     if fork is None:
         (choice.folder.path / FORK_FILE).unlink(missing_ok=True)  # of a fork that never came to a commit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from contextlib import suppress
 from argusrl.errors import StorageError, StorageUnusable
 from argusrl.journal.epochs import numbered
 from argusrl.storage.digests import sha256_file
+from argusrl.storage.free_space import free_space, byte_text
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import fsync_path, storage_error, temporary_name, write_all
 
@@ -66,12 +66,12 @@ def storage_problem(folder: RunFolder, expected_head_sha256: str, needed_bytes: 
 def free_space_problem(folder: RunFolder, needed_bytes: int) -> str | None:
     """Why a step that writes `needed_bytes` should not begin; None if there is room."""
     try:
-        free = shutil.disk_usage(folder.path).free
+        free = free_space(folder.path)
     except OSError as error:
         return storage_error(error, folder.path).message
-    if free >= needed_bytes:
+    if free.bytes >= needed_bytes:
         return None
-    return f"{folder.path} has {free / 2**20:.0f} MiB of free space, {needed_bytes / 2**20:.0f} MiB are needed"
+    return f"{folder.path} has {free.describe()}, {byte_text(needed_bytes)} are needed"
 
 
 def write_problem(folder: RunFolder) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from argusrl.errors import CorruptionError
 from argusrl.storage.files import read_file
 from argusrl.storage.manifest import has_manifest, read_manifest
+from argusrl.storage.visibility import await_published
 from argusrl.types import AdapterFiles
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     """The files of a published folder, whole. Raises CorruptionError where it is not complete, StorageError."""
     import numpy as np
 
+    await_published(folder)
     if not has_manifest(folder):
         raise CorruptionError(f"{folder} has no manifest: it was not published to its end")
     file = read_manifest(folder)["file"]

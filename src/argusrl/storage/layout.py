@@ -105,6 +105,39 @@ class RunFolder:
         return self.drains / f"{pod}.done.json"
 
     @property
+    def submissions(self) -> Path:
+        """How often the run was given to a cluster, and why."""
+        return self.path / "submissions"
+
+    def submission(self, number: int) -> Path:
+        """The intent, recorded before anything is asked of the cluster."""
+        return self.submissions / f"{number:04d}.json"
+
+    def submission_made(self, number: int) -> Path:
+        """That the object of it was there, and under which id."""
+        return self.submissions / f"{number:04d}.made.json"
+
+    def submission_end(self, number: int) -> Path:
+        """Why no further one follows it."""
+        return self.submissions / f"{number:04d}.end.json"
+
+    @property
+    def node_actions(self) -> Path:
+        """What the controller did to nodes and to pods on them."""
+        return self.path / "node_actions"
+
+    def node_action(self, key: str) -> Path:
+        return self.node_actions / f"{key}.json"
+
+    def node_answer(self, key: str) -> Path:
+        return self.node_actions / f"{key}.answer.json"
+
+    @property
+    def controller_events(self) -> Path:
+        """What controllers saw, decided and told; appended by any of them."""
+        return self.path / "controller.jsonl"
+
+    @property
     def rehearsal_plan(self) -> Path:
         return self.path / "rehearsal.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from argusrl.storage.sealed_json import encode_sealed, read_sealed
 MANIFEST = "manifest.json"
 
 
-def write_manifest(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+def write_manifest(folder: Path, fields: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
     """Publish the manifest of a complete, durable folder: `fields` and size and digest of every file. Returns it.
 
+    `names` are the files where others wrote some of them: a listing may not show those yet.
     Raises FileExistsError if the folder has one, StorageError if storage fails.
     """
     try:
         with storage_faults(folder):
             files = {
                 name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-                for name in sorted(_names(folder))
+                for name in sorted(_names(folder) if names is None else names)
             }
     except CorruptionError as error:  # a newer driver takes what is not committed for garbage
         raise StorageError(f"{folder} changed while it was being published: {error.message}") from error

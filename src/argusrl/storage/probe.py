@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from argusrl.errors import StorageError, StorageUnusable
+from argusrl.storage.filesystem import FileSystem, file_system, refuse_object_store
+from argusrl.storage.free_space import FreeSpace, free_space
 from argusrl.storage.publish import fsync_path, make_folder, storage_error, storage_faults, temporary_name, write_all
 
 _SAMPLE_BYTES = 8 << 20
@@ -23,7 +25,8 @@ class ProbeResult:
     """What `argusrl doctor` prints of a run root."""
 
     root: Path
-    free_bytes: int
+    file_system: FileSystem
+    free: FreeSpace
     fsync_seconds: float  # median of an appended 4 KiB made durable
     write_bytes_per_second: float  # sequential, made durable at the end
 
@@ -33,6 +36,7 @@ def probe_root(root: Path) -> ProbeResult:
 
     StorageUnusable where the file system lacks something.
     """
+    refuse_object_store(root)
     make_folder(root)
     folder = temporary_name(root / "probe")
     with storage_faults(root):
@@ -51,7 +55,8 @@ def probe_root(root: Path) -> ProbeResult:
         _require(root, "fsync of a folder", lambda: fsync_path(folder))
         return ProbeResult(
             root=root,
-            free_bytes=shutil.disk_usage(root).free,
+            file_system=file_system(root),
+            free=free_space(root),
             fsync_seconds=latency,
             write_bytes_per_second=speed,
         )

@@ -19,6 +19,7 @@ from typing import Any
 
 from argusrl.errors import StorageError
 from argusrl.storage.files import read_file
+from argusrl.storage.free_space import why_full
 from argusrl.storage.sealed_json import json_safe
 
 _HINTS = {
@@ -35,6 +36,8 @@ _HINTS = {
 def storage_error(error: OSError, path: Path) -> StorageError:
     """The StorageError a user sees for `error` at `path`: what failed there, and what to do."""
     reason = error.strerror or str(error) or type(error).__name__
+    if error.errno == errno.ENOSPC and (why := why_full(path)):
+        reason = f"{reason} ({why})"
     hint = _HINTS.get(error.errno or 0, "check that run.root is a POSIX folder this user can write to")
     return StorageError(f"cannot write {path}: {reason}", hint)
 

@@ -27,6 +27,7 @@ from argusrl.policy.settings import PolicySettings
 from argusrl.rewards.combined import open_rewards
 from argusrl.rollout.player import PlaySettings
 from argusrl.rollout.rendering import Renderer, RenderingRefused
+from argusrl.training.model_cache import fetch_model
 from argusrl.training.process import many_imports
 from argusrl.types import AdapterRef, Prompt
 
@@ -116,6 +117,7 @@ def check_in_child(config: Config) -> CheckedInput:
 def check_input(config: Config) -> CheckedInput:
     """Load the processor, look at every row. Raises ModelError, DataError, ConfigError with all problems of a kind."""
     check_model_folder(config.model.path)
+    fetch_model(config.model)
     asyncio.run(_check_rewards(config))
     if config.environment.factory is not None:
         load_object(config.environment.factory, field="environment.factory")

@@ -18,6 +18,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from argusrl.cluster.local import HEAD_FOLDER
+from argusrl.cluster.names import SUBMISSION_VARIABLE
 from argusrl.config.load import digest, read_resolved
 from argusrl.config.secrets import resolve_environment
 from argusrl.config.sections import Config
@@ -34,15 +36,18 @@ from argusrl.journal.attempts import Heartbeat, Verdict, read_verdict, write_hea
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.epochs import claim_epoch, newest_epoch
 from argusrl.journal.retention import sweep_temporaries
+from argusrl.journal.submissions import require_newest
 from argusrl.observe.display import Display, make_display
 from argusrl.observe.events import EventLog
 from argusrl.observe.phases import PhaseLog
+from argusrl.observe.prometheus import Telemetry
 from argusrl.observe.redact import Redactor
 from argusrl.observe.sinks import open_sinks, require_sinks
 from argusrl.recovery.supervisor import count_commits
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.probe import probe_root
 from argusrl.storage.publish import replace_file, storage_error
+from argusrl.storage.s3 import require_boto3
 from argusrl.training.checks import CheckedInput, InputCheck, decode_checked, encode_checked
 from argusrl.training.evaluation_file import history, read_evaluations
 
@@ -130,6 +135,8 @@ class _Driver:
         config = read_resolved(own if own.exists() else self.folder.config)
         self.config = config
         require_sinks(config)
+        if config.run.copy_to is not None:
+            require_boto3()
         probe_root(self.folder.path)
         self.display = make_display(config.observe.display)
         self.display.start(config, self.folder.path, history(self.folder))
@@ -167,16 +174,28 @@ class _Driver:
         """Start the workers, or take over living ones, and train."""
         # Ray is imported only once nothing cheap can go wrong any more, and reads its environment at import.
         os.environ.update(ray_environment(self.config))
+        import ray
+
+        from argusrl.cluster.plan.prediction import require_fit
         from argusrl.training.bring_up import Hiring, hire
+        from argusrl.training.copies import copies_sent
         from argusrl.training.fleet import Position
+        from argusrl.training.joined import machine_of_nodes
         from argusrl.training.placement import place
+        from argusrl.training.telemetry import RayMetrics, telemetry_of
         from argusrl.training.trainer import train_under_watch
 
         config = self.config
         assert config is not None
-        epoch = claim_epoch(self.folder, {"attempt": self.attempt})
+        submission = int(os.environ.get(SUBMISSION_VARIABLE) or 0)
+        require_newest(self.folder, submission)  # pods of a lost node may wake up when the run is elsewhere
+        epoch = claim_epoch(self.folder, {"attempt": self.attempt, "submission": submission})
+        require_newest(self.folder, submission)
         sweep_temporaries(self.folder)
-        events = EventLog(self.folder.events)
+        rows = history(self.folder)
+        telemetry = self.heartbeat.telemetry = telemetry_of(self.folder, self.attempt, config, rows)
+        telemetry.phase(self.heartbeat.name)
+        events = EventLog(self.folder.events, heard=telemetry.heard)
         events.write(
             "attempt",
             f"attempt {self.attempt} on {socket.gethostname()}",
@@ -184,12 +203,15 @@ class _Driver:
             epoch=epoch.number,
             started=psutil.Process().create_time(),
         )
-        sinks = open_sinks(config, self.folder, history(self.folder), lambda kind, text: _note(events, kind, text))
+        sinks = open_sinks(config, self.folder, rows, partial(_note, events), telemetry)
         self.display.phase("ray start")
         environment = resolve_environment(config.cluster.environment)
         placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)
         position = Position(epoch.number)
         try:
+            if config.cluster.address != "local":
+                for warning in require_fit(config, machine_of_nodes(config, ray.nodes())):
+                    self.display.message(warning, warning=True)
             hiring = Hiring(config, self.folder, placement, self.logs, position)
             if self.checked is None:
                 assert self.check is not None
@@ -201,13 +223,15 @@ class _Driver:
             self.heartbeat.run = run
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, run.stop.set)
-            outcome = await train_under_watch(run, sinks)
+            with RayMetrics(telemetry):
+                outcome = await train_under_watch(run, sinks)
         finally:
             if self._fenced(position.epoch):
                 placement.leave()
             else:
                 placement.close()
             sinks.close()
+        await copies_sent(run)
         return Verdict(
             outcome="complete",
             exit_code=0,
@@ -224,6 +248,7 @@ class _Driver:
         return False
 
     def _run_of(self, hiring: Hiring, workers: Workers, epoch: Epoch, events: EventLog) -> Run:
+        from argusrl.training.copies import copies_for
         from argusrl.training.healing import Healing
         from argusrl.training.phases import Colocation
         from argusrl.training.run import Run
@@ -255,6 +280,7 @@ class _Driver:
         )
         run.healing = Healing(run, hiring)
         run.rehearsal = rehearsal_of(run)
+        run.copies = copies_for(run, asyncio.get_running_loop())
         return run
 
 
@@ -331,6 +357,7 @@ class _HeartbeatThread:
         self.name = "start"
         self.phases = PhaseLog(folder.phases(attempt))
         self.run: Any = None
+        self.telemetry: Telemetry | None = None
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -339,6 +366,8 @@ class _HeartbeatThread:
 
     def phase(self, name: str) -> None:
         self.name = name
+        if self.telemetry is not None:
+            self.telemetry.phase(name)
         if self.run is not None:
             self.phases.note(name, step=self.run.state.step + 1, epoch=self.run.epoch.number)
 
@@ -362,6 +391,8 @@ class _HeartbeatThread:
                         phase=self.name,
                     ),
                 )
+                if self.telemetry is not None:
+                    self.telemetry.beat(time.time())
             if self.ended.wait(_HEARTBEAT_SECONDS):
                 return
 

@@ -19,6 +19,7 @@ from argusrl.rollout.vllm_engine import VllmEngine, preload, preload_model
 from argusrl.storage.adapter_folder import read_adapter
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
+from argusrl.training.peaks import engine_peak_bytes
 from argusrl.training.process import Lease, many_imports, start_logging
 from argusrl.training.shooting import shoot_oneself
 from argusrl.types import AdapterFiles, AdapterRef, TrajectoryRef
@@ -35,6 +36,7 @@ class EngineProof:
     engine: int  # its place
     sha256: str  # logical digest of the tensors in its layers
     canary: list[float]  # [R] log-probabilities of the canary's reply under the adapter
+    peak_bytes: int = 0  # of its memory so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,8 @@ class EngineWorker:
         self.fence.check(epoch, step)
         assert self._canary is not None
         canary = await self.engine.score(self._canary, version)
-        return EngineProof(engine=self.place or 0, sha256=self._digests[version], canary=canary)
+        digest = self._digests[version]
+        return EngineProof(engine=self.place or 0, sha256=digest, canary=canary, peak_bytes=engine_peak_bytes())
 
     # ---- memory, progress
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
+
 from argusrl.config.sections import Config
 from argusrl.data.images import shrunk
 from argusrl.data.source import PromptSource, SelectedSource, open_source
@@ -106,6 +108,7 @@ class EpisodeWorker:
         self.unfinished: Mapping[TrajectoryKey, Unfinished] = {}
         self.flush = _GroupCommit()
         self.playing: set[asyncio.Task[Any]] = set()
+        self.begun: set[TrajectoryKey] = set()  # what is being played of the training set
         groups = 2 * config.engine.max_sequences * engines
         groups //= config.algorithm.group_size * config.cluster.episode_workers
         self.slots = asyncio.Semaphore(max(1, groups))
@@ -128,6 +131,16 @@ class EpisodeWorker:
         """Answers while the worker's loop runs."""
         self.fence.check_epoch(epoch)
         self.lease.renew()
+
+    async def node(self, epoch: int) -> str:
+        """Ray's id of the node that this worker is on."""
+        self.fence.check_epoch(epoch)
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def unfinished_samples(self, epoch: int) -> int:
+        """How many trajectories this worker is playing."""
+        self.fence.check_epoch(epoch)
+        return len(self.begun)
 
     async def die(self, epoch: int, shot: int, how: How) -> None:
         """A rehearsal's shot."""
@@ -202,6 +215,7 @@ class EpisodeWorker:
         results: dict[TrajectoryKey, TrajectoryRef | EpisodeFailure] = {}
 
         def on_end(outcome: Trajectory | EpisodeFailure, image_patches: int) -> None:
+            self.begun.discard(outcome.key)
             if isinstance(outcome, Trajectory):
                 results[outcome.key] = journal.finished(outcome, image_patches=image_patches)
             else:
@@ -210,6 +224,7 @@ class EpisodeWorker:
 
         async with self.slots:
             for sample in samples:
+                self.begun.add(sample.key)
                 journal.started(
                     sample.key,
                     attempt=attempt,
@@ -313,6 +328,7 @@ class EpisodeWorker:
         for task in playing:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)
+        self.begun.clear()
 
     async def close(self) -> None:
         """End environments and rewards."""

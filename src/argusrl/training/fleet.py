@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -270,7 +270,7 @@ class RankFleet(Fleet):
             ratio = report.own_seconds / max(fastest, STRAGGLER_SECONDS)
             if ratio > STRAGGLER_RATIO and self.on_straggler is not None:
                 self.on_straggler(self.name(number), ratio)
-        return reports[0]
+        return replace(reports[0], peak_bytes=max(report.peak_bytes for report in reports))
 
     async def recheck(self, orders: Sequence[list[RowOrder]]) -> bool:
         """Whether each rank's rows get the same log-probabilities, bit for bit, on the next rank as on their own."""
@@ -338,8 +338,15 @@ class EpisodeFleet(Fleet):
     samples = True
 
     async def set_engines(self, engines: dict[int, Any]) -> int:
-        """Tell all workers which engines serve. Tokens of lost engines that they went on from since the last call."""
-        return sum(await self._all("set_engines", engines))
+        """Tell the workers which engines serve. Tokens of lost engines that they went on from since the last call.
+
+        One that has not been attached yet is not waited for: it is told when it is.
+        """
+        self._raise_losses()
+        known = [member for member in self.members if not member.fresh]
+        references = [self._start(member.actor, "set_engines", engines) for member in known]
+        names = [f"{self.noun} {member.place}" for member in known]
+        return sum(await call_all(references, self.deadline_seconds, "set_engines", names)) if known else 0
 
     async def begin(self) -> None:
         """Open the journal segments of the current step."""

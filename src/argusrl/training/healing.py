@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from argusrl.cluster.hang_reports import progress_line
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
@@ -25,9 +26,12 @@ from argusrl.journal.commits import Adopted
 from argusrl.recovery.decide import Decision, decide
 from argusrl.recovery.faults import Fault, FaultHow, FaultKind
 from argusrl.training.bring_up import Hiring
-from argusrl.training.fleet import EngineFleet, Fleet, RankFleet
+from argusrl.training.calls import call
+from argusrl.training.draining import Draining, NodeLeaving
+from argusrl.training.fleet import EngineFleet, EpisodeFleet, Fleet, RankFleet
 from argusrl.training.left_behind import LeftBehind
 from argusrl.training.nodes import Nodes
+from argusrl.training.probing import Probes
 from argusrl.training.rank_worker import RankStatus
 from argusrl.training.replacing import Replacing
 from argusrl.training.rollout import together
@@ -55,6 +59,8 @@ class Healing:
     nodes: Nodes = field(init=False)
     engines: Replacing = field(init=False)
     absent: LeftBehind = field(init=False)
+    probes: Probes = field(init=False)
+    drains: Draining = field(init=False)
     stragglers: dict[str, int] = field(default_factory=dict)  # the step in which each was last told of
 
     def __post_init__(self) -> None:
@@ -63,6 +69,20 @@ class Healing:
         self.engines = Replacing(self.run, self.hiring, self.nodes, self._judge_engine)
         seconds = self.run.config.cluster.start_timeout_seconds
         self.absent = LeftBehind(self.hiring, self.nodes, self._absent_lost, seconds)
+        self.probes = self._probes_of_nodes()
+        self.drains = Draining(self, self.probes)
+
+    def _probes_of_nodes(self) -> Probes:
+        run, cluster = self.run, self.run.config.cluster
+        reports = cluster.kubernetes is not None and cluster.kubernetes.hang_reports
+        return Probes(
+            run.folder,
+            run.attempt,
+            self.hiring.logs,
+            self.hiring.placement.environment,
+            progress=lambda: progress_line(run.state.step + 1, run.config.algorithm.num_steps, run.phase_name),
+            hang_seconds=(cluster.call_timeout_seconds, 2 * cluster.start_timeout_seconds) if reports else None,
+        )
 
     def judge(self, kind: FaultKind, member: str, how: FaultHow, message: str) -> Decision:
         """Note a fault and what the rule says about it."""
@@ -100,6 +120,10 @@ class Healing:
     async def prepare(self, error: BaseException) -> None:
         """Judge what ended a step; wait where that is the answer. Raises what the rule does not heal here."""
         run = self.run
+        if run.leaving.is_set():
+            await self.drains.empty()
+        if isinstance(error, NodeLeaving):
+            return
         if isinstance(error, Adopted):
             run.say("adopted", f"epoch {error.commit.epoch} had committed step {error.commit.step} first", warning=True)
             return
@@ -131,11 +155,17 @@ class Healing:
         for number, member in enumerate(ranks.members):
             if node := self.nodes.lost_node(("rank", member.place)):
                 return node, ranks.losses.get(ranks.name(number)) or WorkerLost(f"{ranks.name(number)} was on it")
+        for name, loss in episodes.losses.items():
+            if node := self.nodes.lost_node(("w", int(name.rpartition(" ")[2]))):
+                return node, loss
         return None
 
     def recovered(self, fault: BaseException, seconds: float) -> None:
         """The run goes on."""
         what = getattr(fault, "message", str(fault))
+        if isinstance(fault, NodeLeaving):
+            self.run.say("moved", f"going on after {seconds:.1f} s: {what}", seconds=round(seconds, 3))
+            return
         self.run.say(
             "recovered",
             f"going on after {seconds:.1f} s: {what}",
@@ -195,15 +225,24 @@ class Healing:
             while True:
                 try:
                     if await self._attached(episodes, number):
+                        await self._locate(episodes, number)
                         return
                 except WorkerLost as fault:
                     if not await self.nodes.lost_lately(fault):
                         raise
                 episodes.replace(number)
 
+        await self.nodes.usable(self.run.config.recovery.node_wait_seconds)  # ranks wait for nodes, and say so
         await together(up(number) for number in range(len(episodes.members)))
         episodes.losses.clear()
         await episodes.set_engines(self.run.workers.engines.handles())
+
+    async def _locate(self, episodes: EpisodeFleet, number: int) -> None:
+        """Note on which node an episode worker is: nobody chose it."""
+        member = episodes.members[number]
+        asked = member.actor.node.remote(self.run.epoch.number)
+        node = await call(asked, self.run.config.recovery.hang_seconds, "node", episodes.name(number))
+        self.nodes.where["w", member.place] = node
 
     async def ranks_up(self) -> bool:
         """All ranks are in one group. True if they are new in it: their state has to be loaded."""
@@ -271,9 +310,17 @@ class Healing:
     def _start_seconds(self) -> float:
         return self.run.config.cluster.start_timeout_seconds
 
-    async def stop(self) -> None:
+    def start(self) -> None:
+        """Begin what runs in the background. A machine of one's own has no probe and nobody who drains it."""
+        if self.run.config.cluster.address != "local":
+            self.probes.start()
+            self.drains.start()
+
+    async def stop(self, *, sealed: bool) -> None:
         """End what runs in the background."""
         await asyncio.gather(self.engines.stop(), self.absent.stop(), return_exceptions=True)
+        await self.drains.stop(sealed=sealed)
+        await self.probes.stop()
 
 
 def how_of(error: BaseException) -> FaultHow:

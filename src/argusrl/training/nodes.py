@@ -23,7 +23,7 @@ Worker = tuple[str, int]  # ("rank", 1)
 
 @dataclass(slots=True)
 class Nodes:
-    """`where` holds the node on which each rank and engine was started last."""
+    """`where` holds the node on which each rank, engine and episode worker ("w") was started last."""
 
     placement: Placement
     where: dict[Worker, str] = field(default_factory=dict)
@@ -48,6 +48,32 @@ class Nodes:
             if node or time.monotonic() >= deadline:
                 return node
             await asyncio.sleep(_POLL_SECONDS)
+
+    def leave(self, node: str) -> None:
+        """This node lives, but is not used any more: whoever is on it counts as lost with it."""
+        self.placement.left.add(node)
+        self._lost.setdefault(node, time.monotonic())
+
+    def is_left(self, node: str) -> bool:
+        return node in self.placement.left
+
+    async def gone(self, node: str, deadline_seconds: float) -> bool:
+        """Wait until Ray says that a node is dead; whether it did by the deadline."""
+        deadline = time.monotonic() + deadline_seconds
+        while node not in await asyncio.to_thread(_dead_nodes):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_SECONDS)
+        return True
+
+    async def usable(self, deadline_seconds: float) -> bool:
+        """Wait until there is a node for workers outside of the bundles; whether there was one by the deadline."""
+        deadline = time.monotonic() + deadline_seconds
+        while not await asyncio.to_thread(self.placement.usable_nodes):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_SECONDS)
+        return True
 
     def lost_node(self, worker: Worker) -> str | None:
         """`lost_under`, by what is known already."""

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ _FIXED_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
 }
 _BUNDLES = "bundles"  # name of the placement group in the namespace of the run
+_HEAD_RESOURCE = "node:__internal_head__"  # Ray gives it to the head's node alone
+_NODE_LABEL = "ray.io/node-id"
 _NAME = re.compile(r"(?P<kind>[a-z]+)(?P<number>\d+)\.e(?P<epoch>\d+)\.(?P<count>\d+)")
 
 
@@ -63,6 +66,8 @@ class Placement:
     epoch: int  # goes into the names of actors
     detached: bool
     temporary: Path | None = None
+    head: str | None = None  # the head's node, where it is kept free of workers
+    left: set[str] = field(default_factory=set)  # nodes that live, but are not used any more
     actors: list[Any] = field(default_factory=list)
     counter: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -85,7 +90,7 @@ class Placement:
         """
         name = f"{kind}{number}.e{self.epoch:04d}.{next(self.counter)}"
         if bundle is None:
-            options |= {"scheduling_strategy": "SPREAD", "num_cpus": 0}
+            options |= {"scheduling_strategy": "SPREAD", "num_cpus": 0, **_elsewhere(self.head)}
         else:
             options |= self._in_bundle(bundle, idle)
         if self.detached:
@@ -129,10 +134,14 @@ class Placement:
         return found
 
     def homes(self) -> dict[int, str]:
-        """The node of each bundle. Bundles whose node is lost are left out until Ray has found another one."""
-        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        """The node of each bundle. One whose node is lost, or left, is not in it until Ray has found another one."""
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - self.left
         places: dict[int, str] = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
         return {int(bundle): node for bundle, node in places.items() if node in living}
+
+    def usable_nodes(self) -> set[str]:
+        """Living nodes on which workers may be, whether or not there is room for a bundle."""
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]} - self.left - {self.head}
 
     def close(self) -> None:
         """Kill the actors, give the bundles back, leave the cluster (stop it if this process started it)."""
@@ -161,13 +170,15 @@ def place(
     temporary = _join(cluster, _namespace(run))
     try:
         layout = resolve_layout(cluster, ray.cluster_resources())
-        group = _reserve(cluster, layout, detached=run is not None)
+        bundles = _bundles(cluster, layout)
+        head = head_to_keep_free(ray.nodes(), bundles)
+        group = _reserve(cluster, bundles, head, detached=run is not None)
     except BaseException:
         ray.shutdown()
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return Placement(layout, group, {**_FIXED_ENVIRONMENT, **environment}, epoch, run is not None, temporary)
+    return Placement(layout, group, {**_FIXED_ENVIRONMENT, **environment}, epoch, run is not None, temporary, head)
 
 
 def _namespace(run: RunFolder | None) -> str | None:
@@ -232,17 +243,52 @@ def resolve_layout(cluster: ClusterSection, resources: dict[str, float]) -> Layo
     return Layout(device, ranks, engines, cluster.colocate, cluster.episode_workers, cluster.cpus_per_slot)
 
 
-def _reserve(cluster: ClusterSection, layout: Layout, *, detached: bool) -> PlacementGroup:
+def is_head(node: dict[str, Any]) -> bool:
+    """Whether an entry of ray.nodes() is the head's."""
+    return _HEAD_RESOURCE in node["Resources"]
+
+
+def head_to_keep_free(nodes: Sequence[dict[str, Any]], bundles: Sequence[dict[str, float]]) -> str | None:
+    """The node of the head where workers can be, and should be, elsewhere: it has the driver and Ray's own services.
+
+    None where the head is the only node, or its resources are needed.
+    """
+
+    def room(node: dict[str, Any]) -> int:
+        return int(min(node["Resources"].get(name, 0.0) / amount for name, amount in bundles[0].items()))
+
+    living = [node for node in nodes if node["Alive"]]
+    head = next((node for node in living if is_head(node)), None)
+    if head is None:
+        return None
+    others = sum(room(node) for node in living if node is not head)
+    return str(head["NodeID"]) if others >= len(bundles) or room(head) == 0 else None
+
+
+def _elsewhere(head: str | None) -> dict[str, Any]:
+    """Options of a worker outside of the bundles."""
+    return {} if head is None else {"label_selector": {_NODE_LABEL: f"!{head}"}}
+
+
+def _bundles(cluster: ClusterSection, layout: Layout) -> list[dict[str, float]]:
     one = {"CPU": cluster.cpus_per_slot}
     if layout.device == "cuda":
         one["GPU"] = 1
-    bundles = [one] * (layout.ranks if layout.colocate else layout.ranks + layout.engines)
+    return [one] * (layout.ranks if layout.colocate else layout.ranks + layout.engines)
+
+
+def _reserve(
+    cluster: ClusterSection, bundles: list[dict[str, float]], head: str | None, *, detached: bool
+) -> PlacementGroup:
     group = _reserved(bundles) if detached else None
     if group is not None:  # bundles whose node is lost are waited for, or gone without, once the run is attached
         return group
-    named = {"name": _BUNDLES, "lifetime": "detached"} if detached else {}
-    group = placement_group(bundles, strategy="PACK", **named)
+    options: dict[str, Any] = {"name": _BUNDLES, "lifetime": "detached"} if detached else {}
+    if head is not None:
+        options["bundle_label_selector"] = [{_NODE_LABEL: f"!{head}"}] * len(bundles)
+    group = placement_group(bundles, strategy="PACK", **options)
     if not group.wait(cluster.start_timeout_seconds):
+        one = bundles[0]
         have = {name: ray.cluster_resources().get(name, 0) for name in one}
         remove_placement_group(group)
         waited = f"{cluster.start_timeout_seconds:.0f} s"

@@ -23,6 +23,7 @@ from argusrl.policy.stats import Compute
 from argusrl.recovery.failpoints import How
 from argusrl.storage.layout import RunFolder
 from argusrl.training.fence import Fence
+from argusrl.training.peaks import rank_peak_bytes
 from argusrl.training.process import Lease, import_meanwhile, start_logging
 from argusrl.training.shooting import shoot_oneself
 from argusrl.types import AdapterFiles, AdapterRef, TrajectoryRef
@@ -52,6 +53,7 @@ class UpdateReport:
     skipped: int  # updates without signal: the optimizer was not touched
     metrics: dict[str, float]
     own_seconds: float  # of this rank alone, without waiting for others: it read its rows and hashed its state
+    peak_bytes: int = 0  # of its memory so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,7 @@ class RankWorker:
             self._group = ""  # a collective failed: nobody can work in this group any more
             raise
         self._note_suspects(step, ())
-        return replace(report, own_seconds=report.own_seconds + hashing_seconds)
+        return replace(report, own_seconds=report.own_seconds + hashing_seconds, peak_bytes=rank_peak_bytes())
 
     def _update(self, step: int, updates: list[RankUpdate]) -> UpdateReport:
         algorithm = self.config.algorithm

@@ -16,6 +16,7 @@ from argusrl.errors import ArgusError, Interrupted, StorageError
 from argusrl.journal.commits import Commit, CommitChain, sampling_step
 from argusrl.journal.epochs import Epoch, renew_epoch
 from argusrl.journal.quarantine import quarantined
+from argusrl.journal.retention import durable_checkpoints
 from argusrl.observe.display import Display
 from argusrl.observe.events import EventLog
 from argusrl.recovery.failpoints import Point, Rehearsal
@@ -24,8 +25,12 @@ from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
 from argusrl.storage.files import bytes_in, list_folder
 from argusrl.storage.layout import RunFolder
+from argusrl.storage.manifest import MANIFEST
+from argusrl.storage.s3 import BackgroundCopies
+from argusrl.storage.visibility import await_visible
 from argusrl.training.canary import Verification, verify
 from argusrl.training.checks import CheckedInput, settings_for
+from argusrl.training.draining import NodeLeaving
 from argusrl.training.engine_worker import EngineProof
 from argusrl.training.fleet import Workers
 from argusrl.training.phases import Colocation
@@ -99,17 +104,23 @@ class Run:
     healing: Healing = None  # type: ignore[assignment]  # set by the driver: it needs the run
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     failure: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # a node has to be left: see draining.py
+    phase_name: str = "start"
     fault: ArgusError | None = None  # why the run cannot go on, found in the background
     serving: tuple[Serving, ...] = ()  # newest last
     workers_share_gpus: bool = False
     leftovers_until: int | None = None  # steps up to this one may have leftovers of before this epoch
     ahead: Rollout | None = None  # of the next step, while this one is trained
+    settled: bool = False  # ranks are in the state of the last commit
     journal_open: bool = False  # episode workers have segments of a step
     staging: asyncio.Future[Any] | None = None  # of a checkpoint that ranks were asked for
     unwritten: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     rehearsal: Rehearsal | None = None  # of an ordinary run: none
+    copies: BackgroundCopies | None = None  # where the recipe asks for copies
     commit_seconds: float = 0.0
     step_bytes: int = 0  # written by the largest step of this driver
+    written_bytes: int = 0  # by all of them
+    engine_bytes: int = 0  # largest peak of an engine, as it proved its adapter
     isolated_step: int | None = None  # samples of this step are computed one by one, to find the one that ends it
     engine_counters: dict[Any, EngineProgress] = field(default_factory=dict)  # of each engine, as they were last read
 
@@ -120,6 +131,7 @@ class Run:
 
     def phase(self, name: str) -> None:
         """Tell display and heartbeat what is being done."""
+        self.phase_name = name
         self.on_phase(name)
         self.display.phase(name)
 
@@ -150,7 +162,7 @@ class Run:
         position.epoch, position.step, position.ahead = self.epoch.number, 0, 0
         self.abandon_ahead()
         self.leftovers_until = None
-        self.journal_open = False
+        self.journal_open = self.settled = False
         if self.staging is not None:
             self.staging.cancel()
             self.staging = None
@@ -161,7 +173,7 @@ class Run:
 
     async def require_space(self) -> None:
         """Before a step: pause while there is too little room for it. Raises StorageError after the deadline."""
-        if free_space_problem(self.folder, self.needed_bytes()) is None:
+        if await asyncio.to_thread(free_space_problem, self.folder, self.needed_bytes()) is None:
             return
         await self.wait_for_storage()
 
@@ -279,24 +291,35 @@ class Run:
     async def unless_stopped(self, work: Any) -> Any:
         """Await `work`, or seal the journal and raise Interrupted when the stop signal comes first.
 
-        Raises the fault of `give_up` when that comes first.
+        Raises the fault of `give_up` when that comes first, NodeLeaving when a node has to be left.
         """
         task = asyncio.ensure_future(work)
-        stopped, failed = asyncio.ensure_future(self.stop.wait()), asyncio.ensure_future(self.failure.wait())
+        signals = [asyncio.ensure_future(event.wait()) for event in (self.stop, self.failure, self.leaving)]
         try:
-            await asyncio.wait([task, stopped, failed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([task, *signals], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if self.fault is not None:
                 raise self.fault
+            if self.leaving.is_set() and not self.stop.is_set():
+                await self.leave()
             if self.journal_open:
                 await self.workers.episodes.seal()
             raise Interrupted(f"stopped in step {self.state.step + 1}", "run the same command to go on")
         finally:
-            stopped.cancel()
-            failed.cancel()
+            for signal in signals:
+                signal.cancel()
+
+    async def leave(self) -> None:
+        """Seal what is under way, so that it can be gone on with elsewhere. Raises NodeLeaving."""
+        await self.healing.drains.count()
+        if self.journal_open:
+            await self.workers.episodes.seal()
+        if self.settled:
+            await self.healing.drains.in_time(self.keep_state())  # or else updates since the last one are repeated
+        raise NodeLeaving("a node is left")
 
     async def engine_work(self) -> dict[str, float]:
         """Metrics: what engines computed of prompts and images since the last call, against what they had to."""
@@ -334,10 +357,27 @@ class Run:
         last = commit.step == self.config.algorithm.num_steps
         if commit.step % self.config.checkpoint.every_steps and not last:
             return
+        self._begin_checkpoint(commit)
+
+    def _begin_checkpoint(self, commit: Commit) -> None:
         self.phase("checkpoint")
         self.at("checkpointing")
         staging = self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
         self.staging = asyncio.ensure_future(staging)
+
+    async def keep_state(self) -> None:
+        """Have a durable checkpoint of the last commit, whose state the ranks are in."""
+        head = self.chain.head()
+        assert head is not None
+        self.workers.position.step, self.workers.position.ahead = head.step, 0
+        await self.staged()
+        await self.workers.ranks.finish_checkpoint()
+        own = self.folder.checkpoint(head.step, self.epoch.number) / MANIFEST
+        await asyncio.to_thread(await_visible, own)  # the ranks said that it is there, if they wrote one
+        if not any(checkpoint.step == head.step for checkpoint in durable_checkpoints(self.folder, self.chain)):
+            self._begin_checkpoint(head)
+            await self.staged()
+            await self.workers.ranks.finish_checkpoint()
 
     async def staged(self) -> None:
         """Wait until ranks have copied what the checkpoint holds. Raises what that, or the write before, raised."""
@@ -348,8 +388,10 @@ class Run:
     def advance(self, commit: Commit) -> None:
         """The commit is durable: go on from it."""
         self.state = RunState.of(commit)
+        self.settled = True
         written = sum(segment.bytes for segment in commit.segments)
         written += bytes_in(self.folder.absolute(commit.adapter.path))
         # Its own checkpoint is still being written: those before it are as large.
         written += max(map(bytes_in, list_folder(self.folder.checkpoints)), default=0)
         self.step_bytes = max(self.step_bytes, written)
+        self.written_bytes += written

@@ -39,6 +39,7 @@ async def run_step(run: Run, step: int) -> Commit:
     await run.staged()
     clock.lap("checkpoint")
     run.read_ahead()
+    run.settled = False
     run.at("training")
     report, engine_work = await both(run.workers.ranks.update(orders), run.engine_work())
     run.at("updated")
@@ -77,7 +78,10 @@ async def recheck_if_due(run: Run, step: int, orders: Sequence[list[RankUpdate]]
     every = run.config.training.recheck_every_steps
     if not every or step % every:
         return
-    if not await run.workers.ranks.recheck([list(updates[0].micro_batches[0][:1]) for updates in orders]):
+    firsts = [list(batch[:1]) for updates in orders for batch in updates[0].micro_batches[:1] if batch]
+    if not firsts:  # no group of the step has a signal
+        return
+    if not await run.workers.ranks.recheck([firsts[rank % len(firsts)] for rank in range(len(orders))]):
         raise WorkerError(
             f"step {step}: a sample has other log-probabilities when it is computed again: silent corruption",
             "the step is done again from the last commit; if this repeats, a device is broken",
@@ -94,6 +98,7 @@ class Synced:
     verification: Verification
     handover_seconds: float  # from the end of the updates until it was proven everywhere
     storage_reads: int  # of adapters, by engines, since the version before
+    engine_bytes: int = 0  # largest peak of an engine
 
 
 async def synchronise(run: Run, version: int) -> Synced:
@@ -127,6 +132,7 @@ async def synchronise(run: Run, version: int) -> Synced:
         verification=verification,
         handover_seconds=seconds,
         storage_reads=engines.memory.take_reads(),
+        engine_bytes=run.engine_bytes,
     )
 
 
@@ -146,6 +152,7 @@ async def serve(run: Run, *versions: Serving) -> Verification:
             await run.unless_stopped(engines.someone(run.config.cluster.start_timeout_seconds))
             proofs = await engines.prove(one.adapter.version)
         verification = run.verify(one.adapter, proofs, one.canary)
+        run.engine_bytes = max(proof.peak_bytes for proof in proofs)
     return verification
 
 
@@ -282,6 +289,8 @@ def step_metrics(
         "adapter/canary_gap": synced.verification.gap,
         "adapter/proven_by_effect": float(synced.verification.by_effect),
         "memory/driver_bytes": driver_bytes(),
+        "memory/rank_bytes": report.peak_bytes,
+        "memory/engine_bytes": synced.engine_bytes,
     }
     return metrics
 

@@ -15,11 +15,16 @@ from argusrl.journal.retention import durable_checkpoints
 from argusrl.observe.sinks import Sinks, rebuild
 from argusrl.recovery.storage_wait import storage_problem
 from argusrl.storage.manifest import verify_manifest
+from argusrl.storage.visibility import await_published
+from argusrl.training.budget import ByteBudget
 from argusrl.training.canary import TOLERANCE, Difference
 from argusrl.training.collecting import Collector
+from argusrl.training.copies import copy_best, copy_last
+from argusrl.training.draining import NodeLeaving
 from argusrl.training.evaluation import evaluate
 from argusrl.training.evaluation_file import BestAdapter, history, read_evaluation, write_evaluation
 from argusrl.training.healing import HEALABLE
+from argusrl.training.plan_event import say_plan
 from argusrl.training.rollout import together
 from argusrl.training.run import Run, RunState, Serving
 from argusrl.training.step import advantages_of, reference_of, replay_orders, run_step, serve, synchronise
@@ -46,15 +51,21 @@ async def train_under_watch(run: Run, sinks: Sinks) -> Outcome:
     """`train`, with somebody looking at every worker every second."""
     watch = Watch(run.workers, run.config.recovery, run.give_up)
     watch.start()
+    run.healing.start()
+    sealed = False
     try:
         outcome = await train(run, sinks)
+        copy_last(run)
         rebuild(run.folder.metrics, history(run.folder))  # a driver that was fenced may have written to it late
         with suppress(Exception):  # everything is committed
             await close(run)
         return outcome
+    except Interrupted:
+        sealed = True
+        raise
     finally:
         await watch.stop()
-        await run.healing.stop()
+        await run.healing.stop(sealed=sealed)
 
 
 async def train(run: Run, sinks: Sinks) -> Outcome:
@@ -70,7 +81,7 @@ async def train(run: Run, sinks: Sinks) -> Outcome:
         except HEALABLE as error:
             if run.stop.is_set():  # no healing any more: what is not sealed is adopted all the same
                 raise Interrupted(f"stopped in step {run.state.step + 1}", "run the same command to go on") from error
-            first_start = run.state.adapter is None
+            first_start = run.state.adapter is None and not isinstance(error, NodeLeaving)
             if first_start or run.fault is not None:
                 raise
             fault = error
@@ -94,6 +105,7 @@ async def recover(run: Run, fault: BaseException) -> None:
 
 async def _steps(run: Run, sinks: Sinks) -> Outcome:
     best = BestAdapter.of(run.folder, run.state.step)
+    copy_best(run, best)
     await _evaluate_if_due(run, best, sinks, metrics=None)
     collector = Collector()
     try:
@@ -104,16 +116,20 @@ async def _steps(run: Run, sinks: Sinks) -> Outcome:
 
 
 async def _steps_until_the_end(run: Run, sinks: Sinks, best: BestAdapter, collector: Collector) -> Outcome:
+    budget = ByteBudget(run, best, collector)
     ended = time.monotonic()
     while run.state.step < run.config.algorithm.num_steps:
         if reason := best.stop_reason(run.config.evaluate):
             await run.staged()
             await run.workers.ranks.finish_checkpoint()
             return Outcome(steps=run.state.step, stopped_early=reason)
+        if run.leaving.is_set():
+            await run.leave()
         if run.healing.can_grow():
             run.say("larger", "ranks that stayed behind are back")
             run.renew_epoch()
             await bring_to_life(run)
+        await budget.make_room()
         await run.require_space()
         commit = await run_step(run, run.state.step + 1)
         run.advance(commit)
@@ -122,24 +138,13 @@ async def _steps_until_the_end(run: Run, sinks: Sinks, best: BestAdapter, collec
         phases = sum(float(metrics[f"time/{name}_seconds"]) for name in _PHASES)
         metrics["time/gap_seconds"] = time.monotonic() - ended - phases
         ended = time.monotonic()
+        await say_plan(run, metrics)
         await _evaluate_if_due(run, best, sinks, metrics)
         ended += metrics.get("time/evaluate_seconds", 0.0)
         await collector.go_on(run, best)
     await collector.wait()
-    await _finish_last_checkpoint(run)
+    await run.keep_state()  # also where writing the last checkpoint failed before a fault was healed
     return Outcome(steps=run.state.step)
-
-
-async def _finish_last_checkpoint(run: Run) -> None:
-    """The last step has its checkpoint, also where writing it failed before a fault was healed."""
-    await run.staged()
-    await run.workers.ranks.finish_checkpoint()
-    head = run.chain.head()
-    assert head is not None
-    if not any(checkpoint.step == head.step for checkpoint in durable_checkpoints(run.folder, run.chain)):
-        run.checkpoint(head)
-        await run.staged()
-        await run.workers.ranks.finish_checkpoint()
 
 
 async def bring_to_life(run: Run) -> None:
@@ -242,6 +247,7 @@ async def _restore(run: Run, head: Commit, new_ranks: bool) -> None:
     run.at("replayed")
     await run.colocation.to_sync()
     await _serve_committed(run, *run.served_before(head), Serving(head.adapter, canary))
+    run.settled = True
     run.at("restored")
     run.say(
         "replay_inexact" if inexact else "resumed",
@@ -262,7 +268,9 @@ async def _serve_committed(run: Run, *versions: Serving) -> None:
         await serve(run, *versions)
     except AdapterRefused:
         for one in versions:
-            await asyncio.to_thread(verify_manifest, run.folder.absolute(one.adapter.path))
+            folder = run.folder.absolute(one.adapter.path)
+            await asyncio.to_thread(await_published, folder)
+            await asyncio.to_thread(verify_manifest, folder)
         raise
 
 
@@ -315,6 +323,8 @@ async def _evaluate_if_due(run: Run, best: BestAdapter, sinks: Sinks, metrics: d
     if fresh:
         done = await _evaluate(run, step)
         best.see(step, done)
+        if best.step == step:
+            copy_best(run, best)
         run.display.evaluation(step, done["metrics"])
     if done is not None:
         row |= done["metrics"]

@@ -79,24 +79,8 @@ def test_difference_of_a_run_and_a_recipe(recipe: Path, capsys: pytest.CaptureFi
     ]
 
 
-def test_estimate_shows_every_line(recipe: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = f"model.path={tiny_model}"
-    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--gpu-gib", "80")
-    assert code == 0
-    for word in ("training on cuda", "moments", "while in backward", "adapter_slots", "it fits"):
-        assert word in text
-    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", "--ranks", "2")
-    found = json.loads(text)
-    assert found["device"] == "cpu"
-    assert found["fits"] is None
-    assert found["training"]["total"] == max(found["training"]["phases"].values())
-    apart = ("cluster.slots=3", "cluster.colocate=false", "cluster.engines=1")  # leaves two ranks
-    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", *apart)
-    assert json.loads(text)["training"] == found["training"]
-    code, text = answer(capsys, "config", "estimate", str(recipe), model, "--json", "--gpu-gib", "0.01")
-    assert json.loads(text)["fits"] is False
-
-
-def test_estimate_of_a_model_that_is_not_here(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["config", "estimate", str(recipe), "model.path=nobody/nothing"]) == 4
-    assert "nobody/nothing" in capsys.readouterr().err
+def test_a_recipe_that_its_nodes_cannot_hold_is_not_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(Path(__file__).parents[3] / "recipes" / "qwen3vl_8b_hyperpod.yaml")
+    assert run(["config", "check", recipe, "--without-files"]) == 0
+    assert run(["config", "check", recipe, "--without-files", "cluster.slots=16"]) == 2
+    assert "3 nodes of 2 GPUs are 6 slots" in capsys.readouterr().err

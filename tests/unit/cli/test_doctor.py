@@ -33,7 +33,7 @@ def test_every_line_is_told_and_the_probe_leaves_nothing(tmp_path: Path, capsys:
     run(["doctor", "--root", str(tmp_path), "--json"])
     report = json.loads(capsys.readouterr().out)
     names = [check["name"] for check in report["checks"]]
-    for name in ("python", "cores", "memory", "open files", "run root", "disk", "wandb", "mlflow"):
+    for name in ("python", "cores", "memory", "open files", "run root", "file system", "disk", "wandb", "mlflow"):
         assert name in names
     assert list(tmp_path.iterdir()) == []
 

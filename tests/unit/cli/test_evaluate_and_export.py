@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from argusrl.cli.main import run
 from argusrl.config.load import write_resolved
@@ -50,6 +52,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list:
 
     def export_run(folder, config, commit, to, *, merge):
         done.append((folder, commit.step, to, merge))
+        to.mkdir()
+        (to / "adapter_model.safetensors").write_bytes(b"weights")
         return {"step": commit.step, "adapter_sha256": commit.adapter.sha256, "largest_difference": 0.0}
 
     evaluation, export = ModuleType("evaluate_command"), ModuleType("export")
@@ -90,9 +94,24 @@ def test_export_says_what_it_wrote_and_checked(builder, jobs, tmp_path, capsys, 
     assert "loaded back" in capsys.readouterr().out
 
 
+def test_an_export_goes_to_s3_once_it_was_checked(builder, jobs, monkeypatch, capsys):
+    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with mock_aws():
+        s3 = boto3.client("s3")
+        s3.create_bucket(Bucket="bucket")
+        assert run(["export", "run", "--to", "s3://bucket/best", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["path"], report["sent_bytes"]) == ("s3://bucket/best", len(b"weights"))
+        assert s3.get_object(Bucket="bucket", Key="best/adapter_model.safetensors")["Body"].read() == b"weights"
+        assert run(["export", "run", "--to", "s3://nobody/best"]) == 7
+    assert not jobs[0][2].exists(), "what was checked lay in a temporary folder"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["export", "run", "--to", "s3://"], "not a place in S3"),
         (["evaluate", "ru"], "did you mean run"),
         (["evaluate", "run", "--step", "7"], "give 0 to 2"),
         (["evaluate", "run", "--step", "best"], "no evaluation"),

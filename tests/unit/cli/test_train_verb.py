@@ -11,6 +11,7 @@ import pytest
 
 from argusrl.cli.main import run
 from argusrl.config.load import read_resolved
+from argusrl.journal.attempts import Verdict, next_attempt, write_verdict
 from argusrl.recovery import supervisor
 from argusrl.recovery.resume import read_fork
 from fakes.run_folder import RunBuilder
@@ -110,3 +111,18 @@ def test_a_refused_recipe_imports_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "2 []"
+
+
+def test_a_pod_never_begins_another_run_beside_its_own(recipe, supervised, tmp_path, monkeypatch, capsys):
+    """The job of a run that has reached its end, started once more: elsewhere the name would be taken on, as mine-2."""
+    assert run(["train", str(recipe), "algorithm.num_steps=1"]) == 75
+    ((folder, _),) = supervised
+    folder.commit(0).parent.mkdir()
+    for step in (0, 1):
+        folder.commit(step).write_bytes(b"")
+    write_verdict(folder, next_attempt(folder), Verdict(outcome="complete", exit_code=0, reason=""))
+    monkeypatch.setenv("ARGUSRL_RUN_FOLDER", str(folder.path))
+    assert run(["train", str(recipe), "algorithm.num_steps=1"]) == 0
+    assert len(supervised) == 1
+    assert "is complete" in capsys.readouterr().out
+    assert not folder.path.with_name("mine-2").exists()

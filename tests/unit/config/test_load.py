@@ -157,6 +157,21 @@ def test_what_is_no_resolved_config_any_more_is_corruption(tmp_path: Path, conte
         read_resolved(path)
 
 
+def test_the_config_of_a_run_folder_is_a_recipe_of_that_run(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path / "maze.yaml", SOUND)).config
+    (tmp_path / "runs").mkdir()
+    resolved = tmp_path / "runs" / "config.yaml"
+    written = write_resolved(config, resolved)
+    assert load_config(resolved).config == written
+    longer = load_config(resolved, ["algorithm.num_steps=77"]).config
+    assert (longer.run.name, longer.algorithm.num_steps) == ("maze", 77)
+    under = write(tmp_path / "other.yaml", {"base": "runs/config.yaml"})
+    assert load_config(under).config.run.name == "other"
+    resolved.write_text(resolved.read_text().replace("num_steps", "num_step"))
+    with pytest.raises(CorruptionError, match="does not match its sha256"):
+        load_config(resolved)
+
+
 def test_the_difference_names_keys_with_both_values() -> None:
     old = sound(optimizer={"learning_rate": 1e-5})
     new = sound(optimizer={"learning_rate": 2e-5}, rewards=[{"kind": "exact"}, {"kind": "math"}])

@@ -83,7 +83,7 @@ def test_a_run_without_commits_needs_its_config_alone(folder):
 
 
 def test_too_little_space_is_waited_for(folder):
-    with pytest.raises(StorageError, match="MiB of free space"):
+    with pytest.raises(StorageError, match="of free space"):
         wait(folder, seconds=0.03, needed_bytes=1 << 60)
     assert free_space_problem(folder, 0) is None
     assert "are needed" in (free_space_problem(folder, 1 << 60) or "")

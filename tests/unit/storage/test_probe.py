@@ -4,6 +4,7 @@ import os
 import pytest
 
 from argusrl.errors import StorageError
+from argusrl.storage.filesystem import file_system
 from argusrl.storage.probe import probe_root
 
 
@@ -14,7 +15,8 @@ def refusing(*_):
 def test_a_local_disk_passes_and_stays_clean(tmp_path):
     result = probe_root(tmp_path / "runs")
     assert result.root == tmp_path / "runs"
-    assert result.free_bytes > 0
+    assert result.free.bytes > 0
+    assert result.file_system == file_system(tmp_path)
     assert result.fsync_seconds > 0
     assert result.write_bytes_per_second > 0
     assert list((tmp_path / "runs").iterdir()) == []

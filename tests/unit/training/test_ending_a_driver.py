@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from argusrl.errors import AdapterRefused, CorruptionError, Interrupted, StorageError, WorkerError
+from argusrl.errors import AdapterRefused, CorruptionError, Interrupted, ModelError, StorageError, WorkerError
 from argusrl.recovery.decide import Decision
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.manifest import write_manifest
 from argusrl.training import trainer
+from argusrl.training.draining import NodeLeaving
 from argusrl.training.healing import Healing
 from argusrl.training.run import Run
 
@@ -22,6 +23,7 @@ class FakeRun:
     give_up = Run.give_up
     wait_for_storage = Run.wait_for_storage
     unless_stopped = Run.unless_stopped
+    leave = Run.leave
 
     def __init__(self, tmp_path, decision: str, faults) -> None:
         self.folder = RunFolder(tmp_path / "run")
@@ -29,7 +31,8 @@ class FakeRun:
         self.chain = SimpleNamespace(head_sha256="")
         self.state = SimpleNamespace(adapter=object(), step=3)
         self.workers = SimpleNamespace(position=SimpleNamespace(step=4))
-        self.stop, self.failure, self.fault, self.journal_open = asyncio.Event(), asyncio.Event(), None, False
+        self.stop, self.failure, self.leaving = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.fault, self.journal_open = None, False
         self.events: list[str] = []
         self.faults = list(faults)
         self.healing = SimpleNamespace(run=self, prepare=lambda error: Healing.prepare(self.healing, error))
@@ -114,3 +117,60 @@ def test_a_fault_after_a_stop_signal_does_not_keep_the_driver(monkeypatch, tmp_p
     run.stop.set()
     with pytest.raises(Interrupted):
         run_loop(monkeypatch, run)
+
+
+class Playing:
+    """Episode workers that note what they are asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def count(self) -> None:
+        self.asked.append("count")
+
+    async def seal(self) -> None:
+        self.asked.append("seal")
+
+    async def keep_state(self) -> None:
+        self.asked.append("checkpoint")
+
+    async def in_time(self, work) -> None:
+        await work
+
+
+@pytest.mark.parametrize(
+    ("stopped", "settled", "end", "asked"),
+    [
+        (False, True, NodeLeaving, ["count", "seal", "checkpoint"]),
+        (False, False, NodeLeaving, ["count", "seal"]),  # ranks are not in the state of a commit
+        (True, True, Interrupted, ["seal"]),  # the whole run ends: nothing has to be gone on with elsewhere
+    ],
+)
+def test_a_node_to_be_left_ends_what_is_played_in_good_order(tmp_path, stopped, settled, end, asked):
+    async def play() -> list[str]:
+        run, playing = FakeRun(tmp_path, "wait", []), Playing()
+        run.workers.episodes, run.healing.drains, run.journal_open = playing, playing, True
+        run.settled, run.keep_state = settled, playing.keep_state
+        run.leaving.set()
+        if stopped:
+            run.stop.set()
+        with pytest.raises(end):
+            await run.unless_stopped(asyncio.sleep(60))
+        assert await run.unless_stopped(asyncio.sleep(0, "done already")) == "done already"
+        return playing.asked
+
+    assert asyncio.run(play()) == asked
+
+
+def test_a_node_that_is_left_in_the_first_start_does_not_end_the_driver(monkeypatch, tmp_path):
+    run, done = FakeRun(tmp_path, "stop", [NodeLeaving("a node is left")]), []
+    run.state.adapter = None
+
+    async def recover(run, fault):
+        done.append(type(fault))
+        raise ModelError("the next one does")
+
+    monkeypatch.setattr(trainer, "recover", recover)
+    with pytest.raises(ModelError):
+        run_loop(monkeypatch, run)
+    assert done == [NodeLeaving]

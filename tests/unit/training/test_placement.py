@@ -4,7 +4,7 @@ import pytest
 
 from argusrl.config.sections import ClusterSection
 from argusrl.errors import ClusterError
-from argusrl.training.placement import resolve_layout
+from argusrl.training.placement import head_to_keep_free, resolve_layout
 
 BOX = {"CPU": 2.0}
 NODES = {"CPU": 64.0, "GPU": 8.0}
@@ -38,3 +38,31 @@ def test_what_the_recipe_leaves_open_comes_from_the_resources(cluster, resources
 def test_what_does_not_fit_is_one_clear_error(cluster, resources, message):
     with pytest.raises(ClusterError, match=message):
         resolve_layout(ClusterSection(**cluster), resources)
+
+
+def node(name: str, cpus: float, gpus: float = 0.0, *, head: bool = False, alive: bool = True) -> dict:
+    mark = {"node:__internal_head__": 1.0} if head else {}
+    return {"NodeID": name, "Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus, **mark}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kept_free"),
+    [
+        ([node("H", 2, head=True)], None),  # the only one
+        ([node("H", 0, head=True)], "H"),  # workers will come
+        ([node("H", 0, head=True), node("A", 1)], "H"),
+        ([node("H", 8, head=True), node("A", 2)], "H"),  # the others suffice
+        ([node("H", 8, head=True), node("A", 1)], None),  # they do not
+        ([node("H", 8, head=True), node("A", 2, alive=False)], None),
+        ([node("H", 8, head=True), node("A", 1.5), node("B", 1.5)], "H"),  # a bundle does not span nodes
+        ([node("A", 2)], None),
+    ],
+)
+def test_the_head_is_kept_free_where_the_other_nodes_suffice(nodes, kept_free):
+    assert head_to_keep_free(nodes, [{"CPU": 1.0}] * 2) == kept_free
+
+
+def test_gpus_count_for_bundles_on_gpus():
+    nodes = [node("H", 8, 1, head=True), node("A", 64, 2)]
+    assert head_to_keep_free(nodes, [{"CPU": 1.0, "GPU": 1.0}] * 2) == "H"
+    assert head_to_keep_free(nodes, [{"CPU": 1.0, "GPU": 1.0}] * 3) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from argusrl.training.step import (
     journalled,
     orders_of,
     plan_of,
+    recheck_if_due,
     reference_of,
     replay_orders,
     step_metrics,
@@ -97,6 +99,33 @@ def test_a_committed_step_is_done_again_on_its_ranks_or_emulated_on_another_numb
     assert replay_orders(run_with_ranks(4), commit, STEP, advantages) == [alone] * 4
 
 
+def rechecked(rewards: list[float], ranks: int) -> list[list]:
+    """What each rank is asked to compute once more after a step with a group for every reward that varies."""
+    rows = [trajectory(f"p{i}", sample, value * sample) for i, value in enumerate(rewards) for sample in range(2)]
+    run = run_with_ranks(ranks)
+    asked: list[list] = []
+
+    async def recheck(orders):
+        asked.extend(orders)
+        return True
+
+    run.config = load_config(RECIPE, ["training.recheck_every_steps=1"]).config
+    run.workers.ranks.recheck, run.isolated_step = recheck, None
+    advantages = advantages_of(rows, "group_std")
+    asyncio.run(recheck_if_due(run, 1, orders_of(plan_of(rows, advantages, run, 1), rows, advantages)))
+    return asked
+
+
+def test_a_step_in_which_no_group_has_a_signal_has_nothing_to_recheck():
+    assert rechecked([0.0, 0.0], ranks=1) == []
+
+
+def test_a_rank_without_rows_rechecks_those_of_another_so_that_all_act_together():
+    first, second, third = rechecked([1.0], ranks=3)  # two rows
+    assert third == first != second
+    assert len(third) == 1
+
+
 def run_with_ranks(ranks: int):
     return SimpleNamespace(workers=SimpleNamespace(ranks=SimpleNamespace(members=[None] * ranks)))
 
@@ -149,6 +178,7 @@ def metrics_of(trajectories: list[TrajectoryRef], failures: int = 0) -> dict:
         verification=Verification(gap=0.25, by_effect=True),
         handover_seconds=0.05,
         storage_reads=1,
+        engine_bytes=7 << 20,
     )
     report = UpdateReport(skipped=1, metrics={"policy/grad_norm": 0.5}, own_seconds=0.01)
     return step_metrics(

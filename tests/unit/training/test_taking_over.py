@@ -44,7 +44,7 @@ def engine_worker() -> EngineWorker:
 def episode_worker() -> EpisodeWorker:
     worker = EpisodeWorker.__new__(EpisodeWorker)
     worker.name, worker.fence, worker.lease, worker.identity = "w0", Fence(), LEASE, "ours"
-    worker.links, worker.journal, worker.playing, worker.unfinished = None, None, set(), {}
+    worker.links, worker.journal, worker.playing, worker.begun, worker.unfinished = None, None, set(), set(), {}
     return worker
 
 

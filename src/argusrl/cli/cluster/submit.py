@@ -1,0 +1,110 @@
+"""argusrl cluster submit: give a run to the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argusrl.cli.cluster.options import AddressOption, ClusterOption, ContextOption, NamespaceOption
+
+if TYPE_CHECKING:
+    from argusrl.cluster.kube import Kube
+    from argusrl.cluster.ray_jobs import RayJobs
+    from argusrl.cluster.submit import Submitted
+    from argusrl.config.sections import Config
+
+
+def register(app: typer.Typer) -> None:
+    """Add the sub-verb."""
+
+    @app.command("submit")
+    def submit(
+        recipe: Annotated[Path, typer.Argument(help="Recipe (YAML) with a section cluster.kubernetes.")],
+        overrides: Annotated[
+            list[str] | None, typer.Argument(help="Changes to the recipe: section.key=value …")
+        ] = None,
+        address: AddressOption = None,
+        cluster: ClusterOption = None,
+        watch: Annotated[
+            bool, typer.Option("--watch", help="Stay and say what happens; the exit code says how it ended.")
+        ] = False,
+        namespace: NamespaceOption = None,
+        context: ContextOption = None,
+    ) -> None:
+        """Give a run to the cluster, or let an unfinished one go on there.
+
+        Creates what `argusrl cluster manifest` shows, under the next number of the run. With --address or --cluster
+        the run becomes a job of a Ray cluster that is there, and the recipe travels with it.
+        """
+        raise typer.Exit(run(recipe, overrides or [], address, cluster, watch, namespace, context))
+
+
+def run(
+    recipe: Path,
+    overrides: list[str],
+    address: str | None,
+    cluster: str | None,
+    watch: bool,
+    namespace: str | None,
+    context: str | None,
+) -> int:
+    """Submit, and follow if asked; the exit code."""
+    from argusrl.cli.cluster.options import open_kube
+    from argusrl.cli.cluster.reach import open_cluster_jobs, open_jobs, require_one
+    from argusrl.cluster.submit import submit_job, submit_to_cluster
+    from argusrl.config.load import load_config
+
+    require_one(address, cluster)
+    config = load_config(recipe, overrides).config
+    if address is not None:
+        with open_jobs(address) as jobs:
+            made = submit_job(jobs, config)
+            return _said_job(made, jobs, f"--address {address}", watch=watch)
+    section = config.cluster.kubernetes
+    kube = open_kube(context, namespace or (section.namespace if section is not None else None))
+    if cluster is not None:
+        with open_cluster_jobs(kube, cluster) as jobs:
+            made = submit_to_cluster(kube, jobs, cluster, kube.namespace, config)
+            return _said_job(made, jobs, f"--cluster {cluster}", watch=watch)
+    return _submit_ray_job(kube, config, watch=watch)
+
+
+def _submit_ray_job(kube: Kube, config: Config, *, watch: bool) -> int:
+    from argusrl.cli.cluster.watching import watch_run
+    from argusrl.cli.output import say
+    from argusrl.cluster.manifests.check import problems_of
+    from argusrl.cluster.manifests.render import render
+    from argusrl.cluster.submit import next_number, submit_documents
+    from argusrl.errors import ConfigError
+
+    name, section = str(config.run.name), config.cluster.kubernetes
+    if section is None:
+        raise ConfigError(
+            "the recipe has no section cluster.kubernetes", "argusrl config explain cluster.kubernetes lists its keys"
+        )
+    if section.namespace != kube.namespace:  # --namespace
+        section = section.model_copy(update={"namespace": kube.namespace})
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"kubernetes": section})})
+    number = next_number(kube, name, kube.namespace)
+    documents = render(config, number)
+    if problems := [problem for document in documents for problem in problems_of(document.value)]:
+        raise ConfigError(problems, "argusrl cluster manifest RECIPE --validate shows the objects")
+    made = submit_documents(kube, documents, name, number)
+    say(f"submitted {made.where} (submission {made.number} of run {name})", "green")
+    if watch:
+        return watch_run(kube, name)
+    say(f"argusrl cluster status {name} -n {kube.namespace} shows how it goes")
+    return 0
+
+
+def _said_job(made: Submitted, jobs: RayJobs, way: str, *, watch: bool) -> int:
+    from argusrl.cli.cluster.watching import watch_job
+    from argusrl.cli.output import say
+
+    say(f"submitted job {made.name} to {made.where}", "green")
+    if watch:
+        return watch_job(jobs, made.name)
+    say(f"argusrl cluster logs {made.run} {way} --follow shows what it writes")
+    return 0

@@ -1,0 +1,136 @@
+"""argusrl cluster watch: the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argusrl.cli.cluster.options import ContextOption
+from argusrl.cli.output import JsonOption, say, say_json, say_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from argusrl.cluster.controller import Controller
+    from argusrl.cluster.hyperpod import HyperPod
+    from argusrl.cluster.kube_api import Object
+    from argusrl.cluster.targets import RayJobsApi
+
+
+def register(app: typer.Typer) -> None:
+    """Add the sub-verb."""
+
+    @app.command("watch")
+    def watch(
+        root: Annotated[Path, typer.Option("--root", help="Folder that holds run folders, as pods see it.")],
+        namespace: Annotated[
+            list[str] | None,
+            typer.Option("--namespace", "-n", help="Namespace with runs; again for more. Default: all."),
+        ] = None,
+        once: Annotated[bool, typer.Option("--once", help="Look once, act, and end.")] = False,
+        hyperpod: Annotated[
+            str | None, typer.Option("--hyperpod", help="HyperPod cluster, where nodes do not name it by label.")
+        ] = None,
+        region: Annotated[
+            str | None, typer.Option("--region", help="AWS region; default is the process's own.")
+        ] = None,
+        context: ContextOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Keep the runs of a cluster going: resubmit, drain, notify. A Deployment runs this.
+
+        It keeps nothing of its own, so it may be killed at any time, and two may run. SIGTERM ends it.
+        """
+        controller = _controller(root.absolute(), namespace or [""], hyperpod, region, context, quiet=as_json)
+        if once:
+            _once(controller, as_json)
+        else:
+            _watch(controller, as_json)
+
+
+def _controller(
+    root: Path, namespaces: list[str], hyperpod: str | None, region: str | None, context: str | None, *, quiet: bool
+) -> Controller:
+    from argusrl.cluster.controller import Controller
+    from argusrl.cluster.kube import connect
+    from argusrl.errors import ConfigError
+
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not there", "mount the shared file system where pods have it, or give --root")
+    kube = connect(context, namespaces[0] or None)
+    return Controller(
+        root=root,
+        kube=kube,
+        namespaces=namespaces,
+        jobs_of=_jobs_of(),
+        hyperpod=_hyperpods(hyperpod, region),
+        say=(lambda text: typer.echo(text, err=True)) if quiet else say,
+    )
+
+
+def _once(controller: Controller, as_json: bool) -> None:
+    from argusrl.cluster.controller import standing
+
+    runs = [standing(watched) for watched in controller.reconcile()]
+    controller.close()
+    if as_json:
+        say_json(runs)
+    elif not runs:
+        say("no runs")
+    else:
+        keys = ["run", "submission", "step", "job", "head", "row", "action"]
+        say_table(keys, [[str(run[key]) for key in keys] for run in runs])
+
+
+def _watch(controller: Controller, as_json: bool) -> None:
+    import json
+    import signal
+    import threading
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if as_json:
+        controller.say = lambda text: typer.echo(json.dumps({"message": text}))
+    places = ", ".join(name or "all namespaces" for name in controller.namespaces)
+    controller.say(f"watching runs below {controller.root} in {places}")
+    controller.run(stop)
+
+
+def _jobs_of() -> Callable[[Object], RayJobsApi]:
+    """One client for each Ray cluster, by its dashboard's address."""
+    from argusrl.cluster.ray_jobs import RayJobs, head_address
+
+    clients: dict[str, RayJobs] = {}
+
+    def jobs_of(cluster: Object) -> RayJobsApi:
+        address = head_address(cluster)
+        if address not in clients:
+            clients[address] = RayJobs(address, timeout_seconds=10.0)
+        return clients[address]
+
+    return jobs_of
+
+
+def _hyperpods(cluster: str | None, region: str | None) -> Callable[[str], HyperPod | None]:
+    """One client for each HyperPod cluster that nodes name; none where AWS is not at hand."""
+    from argusrl.cluster.hyperpod import connect
+    from argusrl.errors import ClusterError
+
+    clients: dict[str, HyperPod | None] = {}
+
+    def hyperpod(named: str) -> HyperPod | None:
+        name = cluster or named
+        if not name:
+            return None
+        if name not in clients:
+            try:
+                clients[name] = connect(name, region)
+            except ClusterError as error:
+                say(f"no HyperPod API: {error.message}", "yellow")
+                clients[name] = None
+        return clients[name]
+
+    return hyperpod

@@ -1,0 +1,1 @@
+"""What `argusrl cluster doctor` looks at, one file for each part of a cluster."""

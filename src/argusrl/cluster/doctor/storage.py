@@ -1,0 +1,70 @@
+"""The shared file system: whether its claim is bound, and fit to hold runs."""
+
+from __future__ import annotations
+
+from argusrl.cluster.doctor.finding import Finding, Subject
+from argusrl.cluster.kinds import CLAIM, STORAGE_CLASS, VOLUME
+from argusrl.cluster.kube_api import Denied, NotFound, Object, name_of
+from argusrl.config.cluster_sections import VolumeSection
+
+_OBJECT_STORE = "s3.csi.aws.com"
+
+
+def check_claim(subject: Subject) -> list[Finding]:
+    """The recipe's claim, its volume and its storage class."""
+    section = subject.config.cluster.kubernetes if subject.config is not None else None
+    volume = section.volume if section is not None else VolumeSection()
+    try:
+        claim = subject.kube.get(CLAIM, volume.claim)
+    except NotFound:
+        if volume.file_system_id is not None or volume.storage_class is not None:
+            return [
+                Finding("claim", "ok", f"{volume.claim} is not there yet: submit creates it"),
+                *_class(subject, volume),
+            ]
+        return [
+            Finding(
+                "claim",
+                "failed" if section is not None else "warning",
+                f"namespace {subject.namespace} has no PersistentVolumeClaim {volume.claim}",
+                "give cluster.kubernetes.volume.claim, or file_system_id, dns_name and mount_name of an FSx system",
+            )
+        ]
+    phase = str((claim.get("status") or {}).get("phase", "unknown"))
+    modes = claim["spec"].get("accessModes") or []
+    if phase != "Bound":
+        fix = f"kubectl describe pvc -n {subject.namespace} {volume.claim}"
+        return [Finding("claim", "failed", f"{volume.claim} is {phase}", fix)]
+    if "ReadWriteMany" not in modes:
+        detail = f"{volume.claim} is {', '.join(modes) or 'without an access mode'}, and all pods of a run write there"
+        return [Finding("claim", "failed", detail, "a shared file system: FSx for Lustre, EFS or NFS, ReadWriteMany")]
+    return [Finding("claim", "ok", f"{volume.claim} is bound, {', '.join(modes)}"), *_volume(subject, claim)]
+
+
+def _class(subject: Subject, volume: VolumeSection) -> list[Finding]:
+    if volume.storage_class is None:
+        return []
+    try:
+        found = subject.kube.get(STORAGE_CLASS, volume.storage_class)
+    except NotFound:
+        there = ", ".join(name_of(one) for one in subject.kube.list(STORAGE_CLASS, "").items) or "none"
+        return [Finding("storage class", "failed", f"there is no {volume.storage_class}", f"there are: {there}")]
+    return [Finding("storage class", "ok", f"{volume.storage_class} of {found.get('provisioner')}")]
+
+
+def _volume(subject: Subject, claim: Object) -> list[Finding]:
+    name = claim["spec"].get("volumeName", "")
+    try:
+        volume = subject.kube.get(VOLUME, name, "")
+    except Denied as error:
+        return [Finding("volume", "skipped", error.message, "an administrator can look at PersistentVolumes")]
+    driver = str((volume["spec"].get("csi") or {}).get("driver", "no CSI driver"))
+    policy = volume["spec"].get("persistentVolumeReclaimPolicy")
+    if driver == _OBJECT_STORE:
+        detail = f"{name} is a bucket (Mountpoint for S3): it has no rename and no links, which run folders need"
+        return [Finding("volume", "failed", detail, "FSx for Lustre, EFS or NFS for run.root; S3 is fine for models")]
+    if policy != "Retain":
+        detail = f"{name} ({driver}) has reclaim policy {policy}: whoever deletes the claim deletes every run"
+        fix = f'kubectl patch pv {name} -p \'{{"spec":{{"persistentVolumeReclaimPolicy":"Retain"}}}}\''
+        return [Finding("volume", "warning", detail, fix)]
+    return [Finding("volume", "ok", f"{name}: {driver}, {policy}")]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from argusrl.cli.cluster import VERBS
+from argusrl.cli.main import run
+from argusrl.cluster.kinds import DEPLOYMENT
+from fakes.kubernetes_api import ApiServer
+from fakes.kubernetes_recipe import RECIPE
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_of_the_group_has_its_module_and_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", verb, "--help"]) == 0
+    assert f"Usage: argusrl cluster {verb}" in capsys.readouterr().out
+
+
+def test_the_group_lists_its_verbs_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in VERBS)
+    code = (
+        "import sys; from argusrl.cli.main import run; assert run(['cluster', '--help']) == 0\n"
+        "heavy = {'kubernetes', 'boto3', 'ray', 'torch', 'yaml', 'jsonschema'} & set(sys.modules)\n"
+        "verbs = {name for name in sys.modules if name.startswith('argusrl.cli.cluster.')}\n"
+        "assert not heavy, heavy; assert not verbs, verbs"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_yaml_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "manifest", str(RECIPE), "run.name=maze", "--submission", "2"]) == 0
+    text = capsys.readouterr().out
+    objects = list(yaml.safe_load_all(text))
+    assert objects[-1]["kind"] == "RayJob"
+    assert objects[-1]["metadata"]["name"] == "maze-s2"
+    assert text.startswith("---\n# ")
+
+
+def test_what_is_written_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    assert run(["cluster", "manifest", str(RECIPE), "--validate", "--output", str(file)]) == 0
+    assert run(["cluster", "manifest", "--check", str(file)]) == 0
+    assert "6 objects are valid" in capsys.readouterr().out
+
+
+def test_a_wrong_file_gives_every_mistake_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    run(["cluster", "manifest", str(RECIPE), "--output", str(file)])
+    text = file.read_text().replace("backoffLimit: 0\n  submitter", "backofLimit: 0\n  submitter")
+    file.write_text(text.replace("num-cpus: '0'", "num-cpus: 0").replace("HTTPMode", "HttpMode"))
+    capsys.readouterr()
+    assert run(["cluster", "manifest", "--check", str(file), "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert not found["valid"]
+    assert len(found["problems"]) == 3
+    assert run(["cluster", "manifest", "--check", str(file)]) == 2
+    assert "3 problems" in capsys.readouterr().err
+
+
+def test_json_holds_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "manifest", str(RECIPE), "--json"]) == 0
+    kinds = [value["kind"] for value in json.loads(capsys.readouterr().out)]
+    assert kinds[-1] == "RayJob"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "which recipe?"),
+        ([str(RECIPE), "cluster.slots=5"], "3 nodes of 2 GPUs"),
+        (["--check", "nowhere.yaml"], "cannot be read"),
+    ],
+)
+def test_a_wrong_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "manifest", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_are_no_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, said in (("a: [", "not YAML"), ("- a\n", "holds no Kubernetes objects"), ("", "holds no Kubernetes")):
+        (tmp_path / "x.yaml").write_text(text)
+        assert run(["cluster", "manifest", "--check", str(tmp_path / "x.yaml")]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_install_is_yaml_that_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "install.yaml"
+    words = ["--namespace", "ops", "--run-namespace", "team-a", "--claim", "fsx", "--secret", "HOOK=hook/url"]
+    assert run(["cluster", "install", str(RECIPE), *words, "--prepull", "--output", str(file)]) == 0
+    objects = list(yaml.safe_load_all(file.read_text()))
+    assert {value["metadata"].get("namespace") for value in objects} == {None, "ops", "team-a"}
+    deployment = next(value for value in objects if value["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "fsx"
+    assert run(["cluster", "manifest", "--check", str(file)]) == 0
+    capsys.readouterr()
+    assert run(["cluster", "install", str(RECIPE), "--secret", "HOOK=https://a/b?c"]) == 2
+    error = capsys.readouterr().err
+    assert "--secret HOOK: write NAME=SECRET/KEY" in error
+    assert "https" not in error
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    pytest.importorskip("kubernetes")
+    with ApiServer() as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(tmp_path / "kubeconfig")))
+        yield server
+
+
+def test_live_asks_the_cluster_of_the_kubeconfig(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "manifest", str(RECIPE), "--live"]) == 2
+    assert "KubeRay is not installed" in capsys.readouterr().err
+    assert server.asked
+
+
+def test_nothing_is_installed_in_a_cluster_without_kuberay(
+    server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cluster", "install", str(RECIPE), "--apply"]) == 7
+    error = capsys.readouterr().err
+    assert "3 problems" in error
+    assert "nothing was changed" in error
+    assert not [verb for verb, *_ in server.asked if verb != "get" and verb != "list"]
+
+
+def test_installing_creates_every_object(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("argusrl.cluster.manifests.apply.cluster_problems", lambda kube: [])
+    assert run(["cluster", "install", str(RECIPE), "--apply"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "✓ Namespace argusrl-system"
+    assert lines[-1] == "✓ Deployment argusrl-system/argusrl-controller"
+    assert len(server.store.objects(DEPLOYMENT)) == 1
+    assert run(["cluster", "install", str(RECIPE), "--apply"]) == 0
