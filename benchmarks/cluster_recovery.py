@@ -1,6 +1,6 @@
 """What each second of a recovery on a cluster consists of, with raylets as pods: prints JSON.
 
-    python benchmarks/cluster_recovery.py [--out FILE]
+    python benchmarks/cluster_recovery.py [--only label|death|head] [--out FILE]
 
 The API server, pods and HyperPod are those of the tests (tests/e2e/pods_as_raylets.py); training, drain, controller,
 fence and resumption are the real ones. What a real cluster adds is in docs/hyperpod.md.
@@ -21,35 +21,64 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from argusrl.journal.commits import CommitChain  # noqa: E402
-from argusrl.journal.submissions import submissions  # noqa: E402
 from argusrl.journal.verify import verify_run  # noqa: E402
 from argusrl.observe.events import event_seconds  # noqa: E402
 from e2e.on_kubernetes import OnKubernetes, on_kubernetes  # noqa: E402
 
+_REPLACED_SECONDS = 10.0
 
-def node(run: OnKubernetes) -> dict[str, Any]:
-    """From the label of HyperPod to two ranks again."""
-    run.until(lambda: run.step() >= 2)
-    name = run.pods.node_of(head=False)
-    labelled = time.time()
+
+def label(run: OnKubernetes) -> dict[str, Any]:
+    """From HyperPod's label to all ranks and engines again."""
+    name, labelled = _worker(run), time.time()
     run.pods.label(name)
     run.until(run.drained)
     (answer,) = run.drained()
-    run.until(lambda: name in run.pods.lost)
-    run.until(lambda: run.events("larger"))
-    whole = run.events("larger")[-1]
-    run.commits(1)
-    (wish,) = run.events("draining")
-    (smaller,) = run.events("smaller")
+    run.until(lambda: run.events("moved"))
+    (wish,), (moved,) = run.events("draining"), run.events("moved")
     return {
         "label_to_wish_seen": event_seconds(wish) - labelled,
-        "wish_to_drained": answer.seconds,
+        "wish_seen_to_drained": answer.seconds,
         "label_to_drained": answer.time - labelled,
         "handed_over": answer.handed_over,
-        "drained_to_going_on": event_seconds(run.events("moved")[-1]) - answer.time,
-        "going_on_smaller_at": event_seconds(smaller) - labelled,
-        "loss_to_whole_again": event_seconds(whole) - run.pods.lost[name],
+        "drained_to_going_on": event_seconds(moved) - answer.time,
+        **_whole_again(run, name),
         "faults": len(run.events("fault")),
+    }
+
+
+def death(run: OnKubernetes) -> dict[str, Any]:
+    """From the sudden loss of a node to all ranks and engines again; HyperPod replaces it ten seconds later."""
+    name, lost = _worker(run), time.time()
+    run.pods.lose(name)
+    run.until(lambda: run.events("fault"))
+    run.until(lambda: time.time() - lost > _REPLACED_SECONDS)
+    run.pods.replace(name)
+    run.until(lambda: run.events("recovered"))
+    return {
+        "death_to_found": event_seconds(run.events("fault")[0]) - lost,
+        "death_to_going_on": event_seconds(run.events("recovered")[0]) - lost,
+        **_whole_again(run, name),
+    }
+
+
+def _worker(run: OnKubernetes) -> str:
+    run.until(lambda: run.step() >= 2)
+    return run.pods.node_of(head=False)
+
+
+def _whole_again(run: OnKubernetes, node: str) -> dict[str, float]:
+    """What the cluster takes for a new pod, and what the run takes from then on."""
+
+    def back() -> list[dict[str, Any]]:
+        return [event for event in run.events("healed") if event["member"].startswith("engine")]
+
+    run.until(lambda: run.events("larger") and back())
+    pod = max(run.pods.ran.values())
+    return {
+        "loss_to_new_pod": pod - run.pods.lost[node],
+        "new_pod_to_all_ranks": event_seconds(run.events("larger")[-1]) - pod,
+        "new_pod_to_all_engines": event_seconds(back()[-1]) - pod,
     }
 
 
@@ -59,7 +88,7 @@ def head(run: OnKubernetes) -> dict[str, Any]:
     committed = run.step()
     lost = time.time()
     run.pods.lose(run.pods.node_of(head=True))
-    run.until(lambda: len(submissions(run.folder)) == 2 and run.submitted())
+    run.until(lambda: run.submitted()[-1]["submission"] == 2)
     again = run.submitted()[-1]
     run.until(lambda: run.step() > committed)
     commit = CommitChain(run.folder).read(committed + 1)
@@ -80,15 +109,21 @@ def commit_seconds(run: OnKubernetes, step: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("--only", choices=["label", "death", "head"])
+    arguments = parser.parse_args()
     found: dict[str, Any] = {"processors": os.cpu_count()}
-    for measure in (node, head):
-        with tempfile.TemporaryDirectory(prefix="argusrl-") as root, on_kubernetes(Path(root)) as run:
-            found[measure.__name__] = measure(run) | {"problems": verify_run(run.folder)}
+    for measure in (label, death, head):
+        if arguments.only not in (None, measure.__name__):
+            continue
+        one = ["cluster.slots=1", "cluster.kubernetes.workers.nodes=1"] if measure is head else []
+        with tempfile.TemporaryDirectory(prefix="argusrl-") as root:
+            with on_kubernetes(Path(root), *one) as run:
+                measured = measure(run)
+            found[measure.__name__] = measured | {"problems": verify_run(run.folder)}
     text = json.dumps(_rounded(found), indent=2)
     print(text)
-    if out is not None:
-        out.write_text(text + "\n")
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n")
 
 
 def _rounded(value: Any) -> Any:

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ DRIVER_BOUND, POD_BOUND = 10**9, 16 << 30
 _SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _COMMON = ("--block", "--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats")
 _START_SECONDS = 60.0
+INTERRUPTED = 75
 
 
 @contextmanager
@@ -73,7 +75,16 @@ def _end(tree: ProcessTree) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def simulate(out: Path, trajectories: int) -> dict[str, Any]:
+def _ended(process: subprocess.Popen[bytes], limit_seconds: float) -> int:
+    """The exit code; a run that takes longer is asked to stop."""
+    try:
+        return process.wait(limit_seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        return process.wait()
+
+
+def simulate(out: Path, trajectories: int, limit_seconds: float) -> dict[str, Any]:
     """PSS of the head's processes while the run goes on, the largest of each and of all together."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -95,10 +106,10 @@ def simulate(out: Path, trajectories: int) -> dict[str, Any]:
         command = [sys.executable, str(ROOT / "benchmarks" / "driver_memory.py"), "--supervise"]
         began = time.monotonic()
         process = run.start(command, {**_SETTINGS, OPTIONS: json.dumps(options)})
-        code = process.wait()
+        code = _ended(process, limit_seconds)
         seconds = time.monotonic() - began
         run.stop()
-        if code:
+        if code not in (0, INTERRUPTED):
             raise RuntimeError(f"the run ended with {code}")
         samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
         processes = _largest(head) | {
@@ -149,8 +160,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=Path("runs/head-memory"))
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop the simulation after so long")
     options = parser.parse_args()
-    simulated = simulate(options.out, options.trajectories)
+    simulated = simulate(options.out, options.trajectories, options.seconds)
     predicted = predict(simulated["steps"])
     errors = {name: round(predicted[name] / simulated[name] - 1, 4) for name in ("driver_bytes", "head_pod_bytes")}
     within = all(

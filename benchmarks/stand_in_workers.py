@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
+
 from argusrl.journal.episodes import EpisodeJournal, Leftovers, SealedStep
 from argusrl.rollout.engine import EngineProgress
 from argusrl.rollout.player import PlaySettings
@@ -113,7 +115,9 @@ class StandInEngine(_StandIn):
 
 
 class StandInRank(_StandIn):
-    """Publishes adapters and checkpoints of a few bytes."""
+    """Publishes adapters and checkpoints of a few bytes; the first of them writes."""
+
+    rank = 0
 
     def attach(self, epoch: int, _identity: str) -> RankStatus:
         self.fence.enter(epoch)
@@ -123,8 +127,9 @@ class StandInRank(_StandIn):
         self.fence.check_epoch(epoch)
         return "localhost", 1
 
-    def connect(self, epoch: int, *_: Any) -> None:
+    def connect(self, epoch: int, _address: tuple[str, int], _group: str, rank: int, _ranks: int) -> None:
         self.fence.check_epoch(epoch)
+        self.rank = rank
 
     def set_canary(self, epoch: int, step: int, _canary: TrajectoryRef) -> list[float]:
         self.fence.check(epoch, step)
@@ -140,8 +145,10 @@ class StandInRank(_StandIn):
         self.fence.check(epoch, step)
         return "the same on every rank"
 
-    def publish(self, epoch: int, step: int, version: int) -> tuple[AdapterRef, AdapterFiles]:
+    def publish(self, epoch: int, step: int, version: int) -> tuple[AdapterRef | None, AdapterFiles | None]:
         self.fence.check(epoch, step)
+        if self.rank:
+            return None, None
         header = json.dumps({"lora": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         weights = struct.pack("<Q", len(header)) + header + struct.pack("<f", version)
         folder, digest = self.folder.adapter(version, epoch), hashlib.sha256(weights).hexdigest()
@@ -168,6 +175,8 @@ class StandInRank(_StandIn):
 
     def save_checkpoint(self, epoch: int, step: int, commit_sha256: str, state_digest: str) -> None:
         self.fence.check(epoch, step)
+        if self.rank:
+            return
         folder = self.folder.checkpoint(step, epoch)
         with publish_folder(folder) as temporary:
             (temporary / "state").write_bytes(state_digest.encode())
@@ -190,6 +199,7 @@ class StandInEpisodes(_StandIn):
 
     def __init__(self, name: str, folder: RunFolder, images: int) -> None:
         super().__init__(name, folder)
+        self.writer = name.partition(".")[0]
         self.images = images
         self.pictures = [picture(number) for number in range(IMAGES)]
         self.kept: dict[int, ImageRef] = {}  # of this step
@@ -200,13 +210,21 @@ class StandInEpisodes(_StandIn):
         self.fence.enter(epoch)
         return True
 
+    def node(self, epoch: int) -> str:
+        self.fence.check_epoch(epoch)
+        return str(ray.get_runtime_context().get_node_id())
+
+    def unfinished_samples(self, epoch: int) -> int:
+        self.fence.check_epoch(epoch)
+        return 0
+
     def set_engines(self, epoch: int, step: int, _engines: dict[int, Any]) -> int:
         self.fence.check(epoch, step)
         return 0
 
     def begin(self, epoch: int, step: int) -> None:
         self.fence.check(epoch, step)
-        self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer="w0")
+        self.journal = EpisodeJournal(self.folder, step=step, epoch=epoch, writer=self.writer)
         self.kept.clear()
 
     def read_ahead(self, epoch: int, step: int, _indices: Sequence[int]) -> None:

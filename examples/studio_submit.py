@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from argusrl.cli.main import run as argusrl
@@ -40,9 +41,11 @@ def submit(recipe: str, *overrides: str) -> tuple[str, str]:
     config = load_config(Path(recipe), overrides).config
     if config.cluster.kubernetes is None:
         sys.exit(f"{recipe} has no section cluster.kubernetes")
-    for words in (["manifest", recipe, *overrides, "--live", "--output", "run.yaml"], ["submit", recipe, *overrides]):
-        if code := argusrl(["cluster", *words]):
-            sys.exit(code)
+    with TemporaryDirectory() as folder:  # a file of yours in the working folder stays as it is
+        check = ["manifest", recipe, *overrides, "--live", "--output", f"{folder}/run.yaml"]
+        for words in (check, ["submit", recipe, *overrides]):
+            if code := argusrl(["cluster", *words]):
+                sys.exit(code)
     return str(config.run.name), config.cluster.kubernetes.namespace
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from argusrl.cluster.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, Kind
 from argusrl.cluster.kube import Kube, connect
@@ -227,16 +228,6 @@ class TestDeletion:
         kube.patch(RAY_JOB, "maze-s1", {"metadata": {"finalizers": None}})
         assert not kube.list(RAY_JOB).items
 
-    def test_eviction_respects_budgets(self, kube: KubeApi, store: Store) -> None:
-        kube.create(POD, pod(node="n1", app="x"))
-        budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "b"}}
-        store.seed({**budget, "spec": {"selector": {"matchLabels": {"app": "x"}}}, "status": {"disruptionsAllowed": 0}})
-        with pytest.raises(Unreachable, match="disruption budget"):
-            kube.evict("worker")
-        store.seed({**budget, "spec": {"selector": {"matchLabels": {"app": "x"}}}, "status": {"disruptionsAllowed": 1}})
-        assert kube.evict("worker")
-        assert not kube.evict("worker")
-
 
 class TestWatching:
     def test_a_watch_begins_with_what_is_there(self, kube: KubeApi) -> None:
@@ -407,6 +398,31 @@ class TestRealClient:
         kube = connect()
         assert kube.namespace == "team"
         assert kube.version() == "v1.34.2-fake"
+
+    @pytest.mark.parametrize(
+        "text",
+        ["a: [", "- a", "text", "contexts: 5", "{current-context: a, contexts: [{name: a}]}", "\x80"],
+    )
+    def test_a_damaged_kubeconfig(self, text: str, tmp_path: Path, monkeypatch: Any) -> None:
+        path = tmp_path / "config"
+        path.write_bytes(text.encode("latin-1"))
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with pytest.raises(ClusterError) as caught:
+            connect()
+        assert "update-kubeconfig" in caught.value.hint
+
+    def test_a_program_for_credentials_that_is_not_installed(
+        self, server: ApiServer, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        path = server.write_kubeconfig(tmp_path / "config")
+        found = yaml.safe_load(path.read_text())
+        program = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "no-such-program", "args": []}
+        found["users"][0]["user"] = {"exec": program}
+        path.write_text(yaml.safe_dump(found))
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with pytest.raises(ClusterError, match=r"no credentials: .*no-such-program"):
+            connect()
+        assert capfd.readouterr().err == ""
 
     def test_a_port_of_a_pod_on_this_machine(self, http: Kube, server: ApiServer) -> None:
         class Echo(BaseHTTPRequestHandler):

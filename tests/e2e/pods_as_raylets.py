@@ -70,6 +70,7 @@ class PodsAsRaylets:
     jobs: dict[str, _Job] = field(default_factory=dict)
     labelled: dict[str, float] = field(default_factory=dict)  # monotonic
     lost: dict[str, float] = field(default_factory=dict)  # node → seconds since 1970
+    ran: dict[str, float] = field(default_factory=dict)  # pod → seconds since 1970
     error: BaseException | None = None
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -128,12 +129,19 @@ class PodsAsRaylets:
                 NODE, node, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, sub="status"
             )
 
-    def node_of(self, *, head: bool) -> str:
-        """The node of a running head or worker pod; of the newest one."""
+    def running(self, *, head: bool) -> Object:
+        """A running head or worker pod, the newest one."""
         kind = "head" if head else "worker"
         pods = [pod for pod in self.store.objects(POD) if pod["metadata"]["labels"][NODE_TYPE_LABEL] == kind]
-        running = [pod for pod in pods if pod["status"]["phase"] == "Running"]
-        return str(running[-1]["spec"]["nodeName"])
+        return [pod for pod in pods if pod["status"]["phase"] == "Running"][-1]
+
+    def node_of(self, *, head: bool) -> str:
+        """The node of `running`."""
+        return str(self.running(head=head)["spec"]["nodeName"])
+
+    def evict(self, *, head: bool) -> None:
+        """Kubernetes ends a pod with all its grace: kubectl drain, preemption, a spot reclaim."""
+        self.store.evict(self.running(head=head)["metadata"]["name"], "default")
 
     # ---- the loop
 
@@ -156,10 +164,12 @@ class PodsAsRaylets:
         for node, since in list(self.labelled.items()):
             if time.monotonic() - since > self.replace_seconds:
                 del self.labelled[node]
-                self._threads.submit(self._replace, node)
+                self._threads.submit(self.replace, node)
 
-    def _replace(self, node: str) -> None:
-        self.lose(node)
+    def replace(self, node: str) -> None:
+        """HyperPod takes a node away, if it is not lost already, and brings another one."""
+        if node not in self.lost:
+            self.lose(node)
         group = self.store.get(NODE, node)["metadata"]["labels"][GROUP]
         self.store.delete(NODE, node)
         for job, pod in self._on(node):  # the pod collector removes what was on a node that is no more
@@ -286,6 +296,7 @@ class PodsAsRaylets:
     def _phase(self, name: str, phase: str) -> None:
         status: Object = {"phase": phase}
         if phase == "Running":
+            self.ran[name] = time.time()
             status["containerStatuses"] = [{"name": "ray", "restartCount": 0, "ready": True}]
         self.store.patch(POD, name, {"status": status}, "default", sub="status")
 
@@ -328,6 +339,8 @@ class PodsAsRaylets:
             return
         code = job.driver.poll()
         if code is None or head is None or head.ray is None or head.ray.process.poll() is not None:
+            return
+        if own[head.name]["spec"]["nodeName"] in self.store.dead_nodes:
             return  # a head that is gone cannot say how its job ended
         if code == 0:
             self._status(found, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")

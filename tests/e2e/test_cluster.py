@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from argusrl.journal.attempts import read_verdict
 from argusrl.journal.commits import CommitChain
 from argusrl.journal.drains import DRAIN_SECONDS
 from argusrl.journal.submissions import submissions
@@ -55,7 +56,7 @@ def test_label_drain_loss_replacement_and_the_run_goes_on(tmp_path):
 
 
 def test_the_head_dies_and_the_run_is_fenced_submitted_again_and_resumes_from_storage(tmp_path):
-    with on_kubernetes(tmp_path) as run:
+    with on_kubernetes(tmp_path, "cluster.slots=1", "cluster.kubernetes.workers.nodes=1") as run:
         run.until(lambda: run.step() >= 2)
         committed = run.step()
         lost = time.time()
@@ -74,6 +75,24 @@ def test_the_head_dies_and_the_run_is_fenced_submitted_again_and_resumes_from_st
             parts=resubmitted["seconds"],
             loss_to_resumed=event_seconds(run.events("resumed")[-1]) - lost,
         )
+    assert verify_run(run.folder) == []
+
+
+def test_the_head_is_evicted_and_everything_is_sealed_before_it_goes(tmp_path):
+    with on_kubernetes(tmp_path, "cluster.slots=1", "cluster.kubernetes.workers.nodes=1") as run:
+        run.until(lambda: run.step() >= 2)
+        evicted = time.time()
+        run.pods.evict(head=True)
+        run.until(lambda: run.submitted()[-1]["submission"] == 2)
+        again = run.submitted()[-1]
+        assert again["reason"] == "interrupted"
+        assert again["time"] - evicted < DRAIN_SECONDS
+        verdict = read_verdict(run.folder, 1)
+        assert verdict is not None
+        assert verdict.exit_code == 75
+        run.commits(1)
+        assert run.events("fault") == []
+        report(eviction_to_resubmission=again["time"] - evicted)
     assert verify_run(run.folder) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -22,6 +23,10 @@ from argusrl.errors import ClusterError
 from fakes.kubernetes_recipe import RECIPE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+_HEAD = {  # jobs find the interpreter as they do in an image, and SIGTERM means now
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
 _START_SECONDS = 90.0
 _JOB_SECONDS = 120.0
 
@@ -36,18 +41,21 @@ def head() -> Iterator[str]:
     options = ["--head", "--block", "--port", "0", "--num-cpus", "2", "--object-store-memory", str(100 << 20)]
     options += ["--include-dashboard", "true", "--dashboard-host", "127.0.0.1", "--dashboard-port", str(port)]
     options += ["--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats", "--temp-dir", folder]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     process = subprocess.Popen(
         [sys.executable, "-m", "argusrl.cluster.ray_start", "start", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env={**os.environ, **access, **_HEAD},
         start_new_session=True,
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        await_dashboard(url, process)
-        yield url
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in access.items():
+                patch.setenv(name, value)
+            await_dashboard(url, process)
+            yield url
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -112,6 +120,12 @@ def test_a_submitted_recipe_reaches_argusrl_train_in_the_cluster(
     assert f"{tmp_path}/model" in capsys.readouterr().out
     assert run(["cluster", "status", "maze", "--address", head]) == 0
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_nobody_gets_in_without_the_token(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(ClusterError, match="does not let you in"):
+        RayJobs(head).list()
 
 
 def test_a_job_is_stopped(head: str) -> None:

@@ -7,11 +7,13 @@ on: a controller may be interrupted for a moment or for minutes, or die. Nothing
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from argusrl.cluster import run_record
@@ -19,6 +21,7 @@ from argusrl.cluster.kube_api import KubeError, Object
 from argusrl.cluster.node_health import HEALTH
 from argusrl.cluster.observation import Limits
 from argusrl.cluster.sighting import by_controller
+from argusrl.journal import epochs
 from argusrl.journal.epochs import newest_epoch
 from argusrl.journal.submissions import newest_submission, read_end, submissions
 from faults.cluster_faults import ClusterFaults
@@ -28,7 +31,12 @@ from faults.simulated_kubernetes import RUN, Broken, Cluster, Job, Node
 
 MOST_SECONDS = 6 * 3600.0  # a run that has not ended by then, with nothing in its way, is lost
 LONGEST_PAUSE_SECONDS = 120.0
-_WRITES = ("create", "delete", "patch")
+LATE_GPU_HOURS = 3.0  # spent while nobody could see or reach the run
+_FAULTS = {  # what may become of a request
+    **dict.fromkeys(("get", "list"), ("refused", "lost")),
+    **dict.fromkeys(("create", "delete"), ("refused", "lost", "late", "twice")),
+    "repair": ("refused", "lost", "late"),
+}
 
 
 class Simulation(ClusterFaults):
@@ -52,10 +60,14 @@ class Simulation(ClusterFaults):
         self.deaths_left = self.random.choice((0, 0, 1, 2, 4))
         self.calm_at = self.random.uniform(300, 2400)
         self.api_down_until = 0.0
-        self.limits = Limits(resubmissions=self.random.choice((20, 20, 20, 3)))
+        self.limits = Limits(
+            resubmissions=self.random.choice((20, 20, 20, 3)),
+            gpu_hours=self.random.choice((None, None, None, self.random.uniform(0.5, 4.0))),
+        )
         self.queued = self.random.random() < 0.3
         self.cluster.goal = self.random.randint(1, max(2, int(self.calm_at / 40)))
         self.cluster.doomed = self.happens(0.1)
+        self.cluster.deletes_finished = self.happens(0.3)
         if self.happens(0.3):
             self.cluster.deadline_seconds = 600.0
         self.cluster.on_delete = self.check_delete
@@ -63,6 +75,7 @@ class Simulation(ClusterFaults):
         self.replacements = self.random.choice((1, 4))
         self.stops_left = self.random.choice((0, 0, 0, 1))
         self.wish_is_clear = True
+        self.overtaken = False  # a person stopped the run while it was about to be submitted again: it goes on
         self.controllers = [Controller(self, number) for number in range(2)]
         self.log: list[str] = []
         self.settled_at: float | None = None
@@ -141,7 +154,7 @@ class Simulation(ClusterFaults):
             return "refused"
         if self.calm or not self.happens(self.nuisance):
             return ""
-        return self.random.choice(("refused", "lost", "late", "twice") if verb in _WRITES else ("refused", "lost"))
+        return self.random.choice(_FAULTS[verb])
 
     @staticmethod
     def quietly(effect: Callable[[], Any]) -> None:
@@ -151,10 +164,11 @@ class Simulation(ClusterFaults):
             return
 
     def touched(self, path: Path, done: bool) -> None:
-        if self.current is not None:
-            self.point(self.current)
-        if not done and self.current is not None and path.parent == RUN.submissions and path.suffix == ".json":
-            self.check_record(path)
+        if self.current is None:
+            return
+        if done and path.parent == RUN.submissions:
+            self.check_record(path, self.current)
+        self.point(self.current)
 
     # What must hold.
 
@@ -170,31 +184,28 @@ class Simulation(ClusterFaults):
         if others and name not in self.cluster.jobs:
             raise self.broken(f"{name} is created beside {others}")
 
-    def check_record(self, path: Path) -> None:
-        """An intent is about to be recorded: by what its controller saw when its look began it must be wanted."""
-        number = path.name.removesuffix(".json")
-        if not number.isdecimal() or int(number) == 1 or path.name in self.files.folders.get(str(path.parent), ()):
+    def check_record(self, path: Path, controller: Controller) -> None:
+        """An intent was recorded: by what its controller could see when its look began it must have been wanted."""
+        record = self.files.read_sealed(path)
+        if record.get("reason") in ("first", "person") or "manifest" not in record:
             return
-        began = self.current.began if self.current is not None else 0.0
         for what, since in (
             ("complete", self.cluster.completed_at),
             ("ended for good", self.cluster.final_at),
-            ("stopped", self.cluster.stopped_at),
+            ("stopped", None if self.overtaken else self.cluster.stopped_at),
         ):
-            if since is not None and since < began and not self._by_person():
-                raise self.broken(f"submission {number} of a run that was {what} at {since:.0f}")
-
-    def _by_person(self) -> bool:
-        return any(not job.by_controller for job in self.cluster.live_jobs())
+            if since is not None and since < controller.began:
+                raise self.broken(f"{record['name']} is wanted for a run that was {what} at {since:.0f}")
+        self.overtaken = self.cluster.stopped_at is not None
 
     def check_repair(self, action: str, node: Node) -> None:
         """A reboot happens once, a replacement after it, for something new, within the budget."""
         asked = sum(one.reboots + one.replacements for one in self.cluster.nodes if HEALTH not in one.labels)
         again = action == "replace" and not node.there
-        if action == "reboot" and (node.reboots or not node.evidence):
+        if action == "reboot" and (node.reboots or not node.faults):
             raise self.broken(f"{node.name} is rebooted again")
-        if action == "replace" and node.evidence < 2:
-            raise self.broken(f"{node.name} is replaced for what it was rebooted for")
+        if action == "replace" and not again and not (node.boots and node.faults):
+            raise self.broken(f"{node.name} is replaced for what it was rebooted for, or without a reboot")
         if asked >= self.replacements and not again and HEALTH not in node.labels:
             raise self.broken(f"{node.name}: more repairs than the budget of {self.replacements}")
 
@@ -237,7 +248,10 @@ class Simulation(ClusterFaults):
             "job_stopped": cluster.stopped_at is not None,
             "resubmissions_spent": again >= self.limits.resubmissions,
             "futile": again >= 2,
+            "gpu_hours_spent": cluster.gpu_hours() >= (self.limits.gpu_hours or math.inf) - 1e-6,
         }
+        if cluster.gpu_hours() > (self.limits.gpu_hours or math.inf) + LATE_GPU_HOURS:
+            raise self.broken(f"{cluster.gpu_hours():.1f} GPU-hours of {self.limits.gpu_hours}: {story}")
         if not right.get(end.reason, False):
             raise self.broken(f"ended by {end.reason} without reason: {story}")
 
@@ -249,6 +263,7 @@ def simulated_run(seed: int) -> Iterator[Simulation]:
     with in_memory(files) as patch:
         simulation = Simulation(seed, files)
         patch.setattr(run_record, "read_heartbeat", simulation.cluster.heartbeat)
+        patch.setattr(epochs, "time", SimpleNamespace(time=lambda: simulation.cluster.now))
         yield simulation
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from argusrl.cluster.hyperpod import Instance, RepairAnswer
-from argusrl.cluster.kinds import NODE, POD, RAY_JOB, Kind
+from argusrl.cluster.kinds import NODE, POD, RAY_JOB, SERVICE_ACCOUNT, Kind
 from argusrl.cluster.kube_api import KubeError, Listing, Object, Unreachable
 from argusrl.cluster.node_care import NodeCare
 from argusrl.cluster.notices import Notices
@@ -84,6 +84,8 @@ class SimulatedApi:
         return self.ask("delete", lambda late: self.simulation.cluster.delete_job(name, uid, resource_version))
 
     def patch(self, kind: Kind, name: str, change: Object, *_: Any, **__: Any) -> Object:
+        if kind is SERVICE_ACCOUNT:  # which numbers are taken; a job is never written to, its suspension above all
+            return self.ask("patch", lambda late: {})
         raise Broken(f"{name} is patched: {change}")
 
     def ask(self, verb: str, effect: Callable[[bool], Any]) -> Any:
@@ -124,18 +126,16 @@ class SimulatedHyperPod:
 
     def repair(self, action: str, instances: list[str]) -> list[RepairAnswer]:
         try:
-            return self.api.ask("create", lambda late: [self._repair(action, one) for one in instances])
+            return self.api.ask("repair", lambda late: [self._repair(action, one) for one in instances])
         except KubeError as error:
             raise ClusterError(error.message) from error
 
     def _repair(self, action: str, instance: str) -> RepairAnswer:
         node = self._node(instance)
         self.api.simulation.check_repair(action, node)
-        if action == "reboot":
-            self.api.simulation.cluster.reboot(node)
-            return RepairAnswer(instance=instance, accepted=True)
-        accepted = self.api.simulation.cluster.replace(node)
-        return RepairAnswer(instance=instance, accepted=accepted, code="" if accepted else "InstanceIdNotFound")
+        cluster = self.api.simulation.cluster
+        accepted = cluster.reboot(node) if action == "reboot" else cluster.replace(node)
+        return RepairAnswer(instance=instance, accepted=accepted, code="" if accepted else "InvalidInstanceStatus")
 
 
 class Controller:

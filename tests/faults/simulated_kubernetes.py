@@ -17,7 +17,7 @@ from argusrl.cluster.node_health import CLUSTER_NAME, HEALTH
 from argusrl.cluster.sighting import QUEUE_LABEL
 from argusrl.errors import FencedError
 from argusrl.journal.attempts import Heartbeat, Verdict, newest_attempt, write_verdict
-from argusrl.journal.epochs import claim_epoch, newest_epoch
+from argusrl.journal.epochs import Epoch, claim_epoch, newest_epoch, renew_epoch
 from argusrl.journal.node_reports import Finding, NodeReport, write_node_reports
 from argusrl.journal.submissions import require_newest
 from argusrl.storage.layout import RunFolder
@@ -26,6 +26,8 @@ from faults.memory_files import MemoryFiles
 RUN = RunFolder(Path("/fsx/runs/maze"))
 NAMESPACE = "team"
 BEAT_SECONDS = 5.0
+TTL_SECONDS = 60.0  # ttlSecondsAfterFinished
+GPUS = 8.0
 
 
 class Broken(AssertionError):
@@ -39,8 +41,9 @@ class Node:
     there: bool = True
     full: bool = False
     labels: dict[str, str] = field(default_factory=lambda: {CLUSTER_NAME: "ml"})
-    evidence: int = 0  # times that its hardware failed
-    reboots: int = 0
+    faults: int = 0  # times that its hardware failed since it booted
+    boots: int = 0  # that were asked for and happened
+    reboots: int = 0  # that were accepted
     replacements: int = 0  # that were accepted
 
 
@@ -60,11 +63,15 @@ class Driver:
     """What the entrypoint runs. It beats for as long as it lives and reaches storage."""
 
     attempt: int
-    epoch: int
+    claim: Epoch
     pod: Pod
     began: float
     silent_since: float | None = None  # cut from storage, hung or dead
     alive: bool = True
+
+    @property
+    def epoch(self) -> int:
+        return self.claim.number
 
     def beat_at(self, now: float) -> float:
         until = now if self.silent_since is None else self.silent_since
@@ -121,6 +128,7 @@ class Cluster:
         self.final_at: float | None = None
         self.stopped_at: float | None = None
         self.deadline_seconds = 14_400.0 + 1800.0
+        self.deletes_finished = False  # KubeRay, by an option of its operator
         self.on_delete: Callable[[Job], None] = lambda job: None
 
     # Time.
@@ -210,11 +218,20 @@ class Cluster:
 
     # HyperPod.
 
-    def reboot(self, node: Node) -> None:
+    def reboot(self, node: Node) -> bool:
+        """Whether it was accepted. What is on it goes on until it happens."""
+        if self.random.random() < 0.1:
+            return False
         node.reboots += 1
-        node.ready = False
-        self._stop_on(node)
-        self.soon(60, 180, lambda: setattr(node, "ready", True))
+
+        def happen() -> None:
+            node.ready, node.faults = False, 0
+            node.boots += 1
+            self._stop_on(node)
+            self.soon(60, 180, lambda: setattr(node, "ready", True))
+
+        self.soon(5, 60, happen)
+        return True
 
     def replace(self, node: Node) -> bool:
         """Whether it was accepted: an instance is replaced once."""
@@ -233,14 +250,26 @@ class Cluster:
                 self.kill(driver)
 
     def hardware_fails(self, job: Job) -> None:
-        """The probe on a worker's node finds something, and tells it in the run folder."""
+        """The probe on a worker's node finds something, and tells it in the run folder with every reading."""
         pod = next((pod for pod in job.pods if pod.kind == "worker" and pod.node is not None), None)
         if pod is None or pod.node is None or job.driver is None:
             return
-        pod.node.evidence += 1
-        found = Finding(kind="ecc", cause="hardware", text="ecc", time=self.now, count=pod.node.evidence)
-        report = NodeReport(ray_node="r", address="a", head=False, pod=pod.name, node=pod.node.name, findings=[found])
-        write_node_reports(RUN, job.driver.attempt, [report])
+        node, driver, boots = pod.node, job.driver, pod.node.boots
+        node.faults += 1
+        kind = self.random.choice(("ecc", "device_lost"))
+
+        def read(count: int) -> None:
+            if not driver.alive or node.boots != boots or not node.there or pod not in job.pods:
+                return
+            found = Finding(kind=kind, cause="hardware", text="found", time=self.now, count=count)
+            report = NodeReport(
+                ray_node=f"{pod.name}-{boots}", address="a", head=False, pod=pod.name, node=node.name, time=self.now,
+                findings=[found],
+            )  # fmt: skip
+            write_node_reports(RUN, driver.attempt, [report])
+            self.at(30, lambda: read(count + (kind == "device_lost")))
+
+        read(1)
 
     def create_job(self, document: Object, *, by_controller: bool) -> Object:
         name = document["metadata"]["name"]
@@ -278,6 +307,15 @@ class Cluster:
     def say(self, job: Job, status: str, reason: str = "", job_status: str = "") -> None:
         job.status, job.reason, job.job_status = status, reason, job_status
         job.version = next(self.numbers)
+        if status in ("Complete", "Failed") and self.deletes_finished:
+            self.soon(TTL_SECONDS, TTL_SECONDS + 8, lambda: self.tidy(job))
+
+    def tidy(self, job: Job) -> None:
+        """KubeRay deletes a job that is over. Where no controller has seen it, nobody can tell who did that."""
+        seen = self.files.lines.get(str(RUN.controller_events), ())
+        number = int(job.document["metadata"]["labels"][SUBMISSION_LABEL])
+        if any(line["kind"] == "job_over" and line["submission"] == number for line in seen):
+            self.forget(job)
 
     def admit(self, job: Job) -> None:
         if job.live and job.suspended:
@@ -380,7 +418,7 @@ class Cluster:
             self.write_verdict(attempt, 8)
             self.finish(job, 8)
             return
-        driver = Driver(attempt, epoch.number, head, self.now)
+        driver = Driver(attempt, epoch, head, self.now)
         job.driver = self.drivers[attempt] = driver
         self.soon(20, 70, lambda: self.step(job, driver))
 
@@ -389,7 +427,7 @@ class Cluster:
         attempt = newest_attempt(RUN) + 1
         self.files.folders.setdefault(str(RUN.attempts), {})[f"{attempt:03d}"] = b""
         epoch = claim_epoch(RUN, {"attempt": attempt})
-        driver = Driver(attempt, epoch.number, Pod("elsewhere", "elsewhere", "head"), self.now)
+        driver = Driver(attempt, epoch, Pod("elsewhere", "elsewhere", "head"), self.now)
         self.drivers[attempt] = driver
         return driver
 
@@ -402,6 +440,8 @@ class Cluster:
         if newest_epoch(RUN) > driver.epoch:
             self.end_driver(job, driver, 8)
             return
+        if self.random.random() < 0.1:
+            self.heal(driver)
         if self.doomed:
             self.excuses += 1
             self.end_driver(job, driver, 9)
@@ -412,6 +452,14 @@ class Cluster:
             self.end_driver(job, driver, 0)
         else:
             self.soon(20, 70, lambda: self.step(job, driver))
+
+    def heal(self, driver: Driver) -> None:
+        """It gets another worker, under another epoch of its own."""
+        driver.claim = renew_epoch(driver.claim, {"attempt": driver.attempt})
+
+    def gpu_hours(self) -> float:
+        """That all drivers have spent so far."""
+        return GPUS * sum(one.beat_at(self.now) - one.began for one in self.drivers.values()) / 3600
 
     def end_driver(self, job: Job, driver: Driver, code: int, *, finish: bool = True) -> None:
         if not driver.alive:
@@ -466,6 +514,8 @@ class Cluster:
         if queued:
             labels[QUEUE_LABEL] = "team-queue"
         template = {"metadata": {"labels": {SUBMISSION_LABEL: str(number)}}, "spec": {"containers": []}}
+        worker = msgspec.convert(template, dict)
+        worker["spec"] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": str(int(GPUS))}}}]}
         document = {
             "apiVersion": "ray.io/v1",
             "kind": "RayJob",
@@ -475,10 +525,12 @@ class Cluster:
                 "annotations": {FOLDER_ANNOTATION: str(RUN.path)},
             },
             "spec": {
+                "shutdownAfterJobFinishes": True,
+                "ttlSecondsAfterFinished": int(TTL_SECONDS),
                 "rayClusterSpec": {
                     "headGroupSpec": {"template": template},
-                    "workerGroupSpecs": [{"replicas": 1, "template": msgspec.convert(template, dict)}],
-                }
+                    "workerGroupSpecs": [{"replicas": 1, "template": worker}],
+                },
             },
         }
         self.create_job(document, by_controller=False)

@@ -14,10 +14,12 @@ from multiprocessing import get_context
 
 import pytest
 
-from argusrl.cluster import decide, node_care, run_control, sighting, targets
-from argusrl.cluster.node_care import NodeCare
+from argusrl.cluster import decide, node_care, node_rule, run_control, sighting, targets
+from argusrl.cluster.job_ends import JobEnds
 from argusrl.cluster.run_control import RunControl
+from argusrl.cluster.run_record import RunRecord
 from argusrl.cluster.targets import RayJobTarget
+from faults import simulated_controllers
 from faults.controller_simulation import Broken, simulate
 
 EXHAUSTIVE = os.environ.get("ARGUSRL_FAULTS") == "all"
@@ -98,8 +100,10 @@ def every_intent_is_carried_out_again(monkeypatch):
 
 def an_end_is_recorded_without_a_second_look(monkeypatch):
     """That another controller goes on with the run is not noticed."""
-    monkeypatch.setattr(run_control, "exists", lambda path: False)
-    monkeypatch.setattr(run_control, "newest_submission", lambda run: 0)
+    end = RunControl._end
+    monkeypatch.setattr(
+        RunControl, "_end", lambda self, decision, view: end(self, decision, replace(view, newest=1_000_000))
+    )
 
 
 def kueue_is_not_heeded(monkeypatch):
@@ -108,10 +112,6 @@ def kueue_is_not_heeded(monkeypatch):
     monkeypatch.setattr(
         targets, "job_of", lambda job: states.get(job.get("status", {}).get("jobDeploymentStatus"), "running")
     )
-
-
-def strays_are_left(monkeypatch):
-    monkeypatch.setattr(RunControl, "_remove_stray", lambda self, found: None)
 
 
 def partitions_are_taken_for_losses(monkeypatch):
@@ -127,11 +127,22 @@ def repairs_are_not_recorded(monkeypatch):
     monkeypatch.setattr(node_care, "record_action", lambda run, action: True)
 
 
-def silent_nodes_are_taken_for_dead(monkeypatch):
-    why = NodeCare._why_free
-    monkeypatch.setattr(
-        NodeCare, "_why_free", lambda self, pod, node: why(self, pod, node) or ("" if node.ready else "?")
-    )
+def readings_are_taken_for_faults(monkeypatch):
+    """What a probe goes on reading until a reboot happens is taken for found after it."""
+    numbers = itertools.count()
+    monkeypatch.setattr(node_rule, "_start_of", lambda evidence: next(numbers))
+
+
+def what_kuberay_deletes_is_taken_for_stopped(monkeypatch):
+    monkeypatch.setattr(JobEnds, "as_it_was", lambda *_: None)
+
+
+def hours_begin_anew_with_every_epoch(monkeypatch):
+    class Latest(dict):
+        def setdefault(self, attempt, time):
+            self[attempt] = time
+
+    monkeypatch.setattr(simulated_controllers, "RunRecord", lambda *parts: RunRecord(*parts, _began=Latest()))
 
 
 MUTANTS = (
@@ -150,14 +161,15 @@ MUTANTS = (
     kueue_is_not_heeded,
     partitions_are_taken_for_losses,
     repairs_are_not_recorded,
+    readings_are_taken_for_faults,
+    what_kuberay_deletes_is_taken_for_stopped,
+    hours_begin_anew_with_every_epoch,
 )
 RARER = (  # they show once in a hundred seeds, or after many simulated hours
-    without("head_lost"),
+    without("head_lost", "hung"),
     without("left_over"),
     an_end_is_recorded_without_a_second_look,
-    strays_are_left,
     nobody_is_patient,
-    silent_nodes_are_taken_for_dead,
 )
 
 
@@ -167,6 +179,6 @@ def test_a_seeded_bug_is_found(mutate, monkeypatch):
     for seed in range(MUTANT_SEEDS):
         try:
             simulate(seed)
-        except Exception:  # an invariant, or code that cannot go on
+        except Broken:
             return
     pytest.fail(f"{MUTANT_SEEDS} seeds did not notice")

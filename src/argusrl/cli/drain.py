@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argusrl.cluster.names import POD_VARIABLE
+from argusrl.errors import DeadlineError
 
 if TYPE_CHECKING:
     from argusrl.journal.attempts import Heartbeat
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 _MARGIN_SECONDS = 2.0  # for the driver to see the wish, and for us to see the answer
 _POLL_SECONDS = 0.2
+_SILENT_SECONDS = 15.0  # three heartbeats
 _FRESH_SECONDS = 60.0  # an older heartbeat says nothing of the processes of now
 _DRIVER, _TRAIN = "argusrl.training.driver", "train"
-_LATE = 11
+_LATE = DeadlineError.exit_code
 _ENDS = ("complete", "interrupted")
 
 
@@ -51,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 def _leave(*, wait: bool, reason: str, pod: str | None, run: Path | None) -> int:
     from argusrl.cli.output import say
-    from argusrl.cluster.names import NODE_VARIABLE, RUN_FOLDER_VARIABLE
+    from argusrl.cluster.names import NODE_VARIABLE, RUN_FOLDER_VARIABLE, SUBMISSION_VARIABLE
     from argusrl.journal.drains import DRAIN_SECONDS
 
     folder = run or Path(os.environ.get(RUN_FOLDER_VARIABLE, ""))
@@ -61,6 +63,7 @@ def _leave(*, wait: bool, reason: str, pod: str | None, run: Path | None) -> int
         node=os.environ.get(NODE_VARIABLE, "") if pod is None else "",
         reason=reason,
         by="hook" if pod is None else "person",
+        submission=int(os.environ.get(SUBMISSION_VARIABLE) or 0) if pod is None else 0,
         wait_seconds=DRAIN_SECONDS if wait else 0.0,
     )
     if folder == Path(""):
@@ -87,6 +90,7 @@ class _Asked:
     node: str
     reason: str
     by: str
+    submission: int  # that the pod is of; 0 is not known
     wait_seconds: float
     text: str = ""
     code: int | None = None
@@ -102,8 +106,10 @@ class _Asked:
         self.text, self.code = text, code
 
     def _ask(self) -> tuple[int, str]:
+        from argusrl.errors import FencedError
         from argusrl.journal.attempts import newest_attempt, read_verdict
         from argusrl.journal.drains import Drain, ask_for_drain
+        from argusrl.journal.submissions import require_newest
         from argusrl.storage.layout import RunFolder
 
         run = RunFolder(self.folder.resolve())
@@ -112,6 +118,11 @@ class _Asked:
         attempt = newest_attempt(run)
         if attempt == 0 or read_verdict(run, attempt) is not None:
             return 0, f"nothing to leave: no driver of {run.path} is under way"
+        if self.submission:
+            try:
+                require_newest(run, self.submission)
+            except FencedError as fenced:  # the driver that could answer is dead, or ends now
+                return 0, f"nothing to leave: {fenced.message}"
         if self.by == "hook" and (stopped := self._stop_driver(run, attempt)):
             return stopped
         ask_for_drain(run, Drain(pod=self.pod, node=self.node, reason=self.reason, asked_by=self.by, time=time.time()))
@@ -122,12 +133,19 @@ class _Asked:
     def _wait(self, run: RunFolder) -> tuple[int, str]:
         """For the answer, or the end of the run. Storage that is away for a moment is waited for, too."""
         from argusrl.errors import StorageError
-        from argusrl.journal.attempts import newest_attempt, read_verdict
+        from argusrl.journal.attempts import newest_attempt, read_heartbeat, read_verdict
         from argusrl.journal.drains import read_drained
+        from argusrl.storage.visibility import patience_seconds
 
+        late = patience_seconds(run.path)  # so old a heartbeat may look here
         deadline = time.monotonic() + self.wait_seconds + _MARGIN_SECONDS
+        beat, beat_at = None, time.monotonic()
         while time.monotonic() < deadline:
             with suppress(StorageError):
+                if (now := read_heartbeat(run, newest_attempt(run))) != beat:
+                    beat, beat_at = now, time.monotonic()
+                elif time.monotonic() - beat_at > max(_SILENT_SECONDS, late):
+                    return _LATE, f"{self.pod}: the driver is silent; it goes as it is"
                 answer = read_drained(run, self.pod)
                 if answer is not None:
                     handed = f", {answer.handed_over} unfinished trajectories go on elsewhere"

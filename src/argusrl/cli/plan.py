@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argusrl.cli.output import JsonOption, say, say_json, say_table
+from argusrl.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from argusrl.cluster.plan.lines import Table
+    from argusrl.cluster.plan.machine import Machine
     from argusrl.cluster.plan.plan import Plan
+    from argusrl.config.sections import Config
 
 _SMALL_BYTES = 8 << 30
-DOES_NOT_FIT = 7  # the exit code of ClusterError
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +46,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Memory, storage and seconds of a recipe on a machine; needs no cluster, no GPU and no weights.
 
-        Exit codes: 0 it fits, 7 it does not: the first limit that fails and what to change are named.
+        Exit codes: 0 it fits, 7 it does not: the first limit that fails and what to change are named. With --instance
+        or --nodes the run has as many slots as those nodes have GPUs; else what `argusrl cluster manifest` would
+        refuse is refused here, too.
         """
         from argusrl.cluster.plan.assumptions import Assumptions
         from argusrl.cluster.plan.machine import machine_of
@@ -56,13 +60,17 @@ def register(app: typer.Typer) -> None:
         if model_config is None:
             shape = ModelShape.find(config.model.path, config.model.revision)
         else:
-            shape = ModelShape.read(model_config if model_config.is_dir() else model_config.parent)
+            shape = ModelShape.read(_model_folder(model_config))
         machine = machine_of(config, instance_name=instance, nodes=nodes, gpu_gib=gpu_gib)
+        given = config.cluster.slots
+        config = _for_nodes(config, machine, chosen=instance is not None or nodes is not None)
         found = make_plan(config, shape, machine, Assumptions().with_values(assume or []))
         fix = fix_of(found)
         if as_json:
             say_json({"recipe": recipe, **found.to_json(), "fix": fix.to_json() if fix else None})
         else:
+            if config.cluster.slots != given:
+                say(f"cluster.slots={config.cluster.slots} instead of {given}: {machine.name}", "yellow")
             _show(found)
             for line in verdict_lines(found):
                 say(line, None if found.fits is None else "green" if found.fits else "red")
@@ -70,7 +78,31 @@ def register(app: typer.Typer) -> None:
                 say(f"  → {' '.join(fix.changes)}" + (f"; then {fix.then} does not fit" if fix.then else ""), "cyan")
             elif found.failing:
                 say("  → no change of one key helps: use fewer tokens, a smaller model or larger nodes", "cyan")
-        raise typer.Exit(DOES_NOT_FIT if found.failing else 0)
+        raise typer.Exit(ClusterError.exit_code if found.failing else 0)
+
+
+def _model_folder(path: Path) -> Path:
+    """Raises ConfigError where there is nothing."""
+    if not path.exists():
+        raise ConfigError(f"--model-config {path}: there is no such file or folder")
+    return path if path.is_dir() else path.parent
+
+
+def _for_nodes(config: Config, machine: Machine, *, chosen: bool) -> Config:
+    """The recipe on nodes whose GPUs it takes all: it follows those of the command line, and has to fit its own.
+
+    Raises ConfigError.
+    """
+    from argusrl.cluster.manifests.setup import setup_of
+    from argusrl.config.load import with_overrides
+
+    if not machine.separate_head:
+        return config
+    if not chosen:
+        setup_of(config)
+    elif config.cluster.slots not in (None, machine.slots):
+        return with_overrides(config, [f"cluster.slots={machine.slots}"])
+    return config
 
 
 def verdict_lines(plan: Plan) -> list[str]:

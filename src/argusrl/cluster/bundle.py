@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from argusrl.cluster.kuberay_release import KUBERAY_CHARTS, KUBERAY_IMAGE, KUBERAY_VERSION
 from argusrl.errors import ClusterError, ConfigError
 
-TARGETS = ("gpu", "cpu")
 WHEELS = "wheels"
 SUMS = "SHA256SUMS"
 REQUIREMENTS = "requirements.txt"
@@ -21,8 +21,6 @@ REQUIREMENTS = "requirements.txt"
 _GLIBC = 36  # of Debian 12, which the images are built on: 2.36
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(_GLIBC, 4, -1)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-_OPERATOR_IMAGE = "quay.io/kuberay/operator:v1.7.0"
-_CHART = "helm pull kuberay-operator --repo https://ray-project.github.io/kuberay-helm/ --version 1.7.0"
 
 Run = Callable[[Sequence[str]], int]
 
@@ -68,7 +66,7 @@ def make_bundle(
     files = sorted(path for path in wheels.iterdir() if path.is_file())
     sums = "".join(f"{_sha256(path)}  {WHEELS}/{path.name}\n" for path in files)
     (folder / SUMS).write_text(sums, encoding="utf-8")
-    images = (image, _OPERATOR_IMAGE, _base_image(source))
+    images = (image, KUBERAY_IMAGE, _base_image(source))
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in images), encoding="utf-8")
     (folder / "README.md").write_text(_readme(target, image, python_version), encoding="utf-8")
     return Bundle(folder, len(files), sum(path.stat().st_size for path in files), images)
@@ -118,8 +116,9 @@ there is internet.
 
 KubeRay's operator is a Helm chart: `helm pull` it where there is internet and install the file:
 
-    {_CHART}
-    helm install kuberay-operator kuberay-operator-1.7.0.tgz --set image.repository=REGISTRY/kuberay/operator
+    helm pull kuberay-operator --repo {KUBERAY_CHARTS} --version {KUBERAY_VERSION}
+    helm install kuberay-operator kuberay-operator-{KUBERAY_VERSION}.tgz \\
+      --set image.repository=REGISTRY/kuberay/operator
 
 Models and data sets lie on the shared file system; HF_HUB_OFFLINE=1 (cluster.environment) keeps everything from asking
 the hub.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from argusrl.storage.publish import read_lines
 POLL_SECONDS = 5.0
 SELECTOR = "app.kubernetes.io/name=argusrl"
 _SCAN_SECONDS = 60.0  # between two looks for run folders whose objects nobody shows
-_THREADS = 16
+_LOOKS_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -44,19 +43,21 @@ class Watched:
 
     control: RunControl
     care: NodeCare
-    namespace: str
     channels: list[Channel] = field(default_factory=list)
     section: ClusterSection = field(default_factory=ClusterSection)
     config_mark: tuple[int, int] | None = None  # of the config file that the section is from
     steps_seen: int = 0
-    work: Future[Decision | None] | None = None
+    work: threading.Thread | None = None  # the look that is under way
+
+    @property
+    def busy(self) -> bool:
+        return self.work is not None and self.work.is_alive()
 
     @property
     def over(self) -> bool:
         """Whether the last look found an end on record and no object."""
         view, sight = self.control.view, self.control.sight
-        idle = self.work is None or self.work.done()
-        return idle and view is not None and view.end is not None and sight.job == "absent"
+        return not self.busy and view is not None and view.end is not None and sight.job == "absent"
 
 
 @dataclass(slots=True)
@@ -73,21 +74,31 @@ class Controller:
     wall: Callable[[], float] = time.time
     runs: dict[Path, Watched] = field(default_factory=dict)
     _scanned_at: float = float("-inf")
+    _scan: threading.Thread | None = None
+    _unlisted: Mapping[Path, bool] = field(default_factory=dict)  # by the last scan
+    _slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_LOOKS_AT_ONCE))
     _complaint: str = ""
 
     def run(self, stop: threading.Event, poll_seconds: float = POLL_SECONDS) -> None:
-        """Look every few seconds until `stop`. A run whose storage hangs does not hold up the others."""
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="argusrl-run") as pool:
-            while not stop.is_set():
-                began = self.clock()
-                for watched, listed in self._found():
-                    if watched.work is None or watched.work.done():
-                        watched.work = pool.submit(self._look, watched, listed)
-                stop.wait(max(0.0, poll_seconds - (self.clock() - began)))
+        """Look every few seconds until `stop`.
+
+        Nothing here waits for storage but the threads of single looks: a run whose storage hangs holds up neither the
+        others nor the end.
+        """
+        while not stop.is_set():
+            began = self.clock()
+            if self._is_scan_due() and (self._scan is None or not self._scan.is_alive()):
+                self._scan = _begin("argusrl-scan", self._look_for_unlisted)
+            for watched, listed in self._found():
+                if not watched.busy:
+                    watched.work = _begin("argusrl-look", self._look_in_turn, watched, listed)
+            stop.wait(max(0.0, poll_seconds - (self.clock() - began)))
         self.close()
 
     def reconcile(self) -> list[Watched]:
         """Look at every run once; those that there are."""
+        if self._is_scan_due():
+            self._look_for_unlisted()
         found = list(self._found())
         for watched, listed in found:
             self._look(watched, listed)
@@ -110,12 +121,16 @@ class Controller:
             self._complain(error.message)
         else:
             self._complaint = ""
-        self._scan(objects)
+        unlisted = self._unlisted
+        if unlisted:  # a scan that ends right now replaces nothing but an empty one
+            self._unlisted = {}
+        for path in unlisted:
+            objects.setdefault(path, [])
         for path, found in objects.items():
             if not found and path in self.runs and self.runs[path].over:
                 self._forget(path)
             else:
-                yield self._watched(path, found), found
+                yield self._watched(path, found, unlisted.get(path, False)), found
 
     def _forget(self, path: Path) -> None:
         """A run that has ended, and of which nothing is left in the cluster."""
@@ -139,56 +154,53 @@ class Controller:
             return None
         return path
 
-    def _scan(self, objects: dict[Path, list[Object]]) -> None:
-        """Runs that are to go on and have no object: their controller died between two calls."""
-        if self.clock() - self._scanned_at < _SCAN_SECONDS:
-            return
+    def _is_scan_due(self) -> bool:
+        return self.clock() - self._scanned_at >= _SCAN_SECONDS
+
+    def _look_for_unlisted(self) -> None:
+        """Runs that are to go on and may have no object: their controller died between two calls."""
         self._scanned_at = self.clock()
+        found: dict[Path, bool] = {}
         try:
             folders = [path.parent for path in self.root.glob("*/submissions")]
         except OSError:
             return
         for path in folders:
-            if path in objects:
-                continue
             try:
-                number = newest_submission(RunFolder(path))
-                if number and read_end(RunFolder(path), number) is None:
-                    objects[path] = []
+                run = RunFolder(path)
+                number = newest_submission(run)
+                if number and read_end(run, number) is None:
+                    found[path] = read_submission(run, number).kind == JOB_KIND
             except ArgusError as error:
                 self._complain(error.message)
+        self._unlisted = found
 
-    def _watched(self, path: Path, found: Sequence[Object]) -> Watched:
+    def _watched(self, path: Path, found: Sequence[Object], recorded_as_job: bool) -> Watched:
         if path not in self.runs:
             run = RunFolder(path)
-            notices = Notices(run, wall=self.wall)
+            is_job = recorded_as_job or any(JOB_ANNOTATION in annotations_of(one) for one in found)
             control = RunControl(
                 record=RunRecord(run, self.root.is_dir),
-                target=self._target(run, found),
+                target=self._target(is_job),
                 kube=self.kube,
-                notices=notices,
+                notices=Notices(run, wall=self.wall),
                 clock=self.clock,
                 wall=self.wall,
             )
             care = NodeCare(control, self.kube, hyperpod=self.hyperpod, clock=self.clock, wall=self.wall)
-            namespace = str(found[0]["metadata"].get("namespace", "")) if found else ""
-            self.runs[path] = Watched(control, care, namespace)
+            self.runs[path] = Watched(control, care)
         return self.runs[path]
 
-    def _target(self, run: RunFolder, found: Sequence[Object]) -> Target:
-        """By what stands in the cluster; where nothing does, by what is on record."""
-        is_job = any(JOB_ANNOTATION in annotations_of(one) for one in found)
-        if not found:
-            try:
-                number = newest_submission(run)
-                is_job = bool(number) and read_submission(run, number).kind == JOB_KIND
-            except ArgusError:
-                is_job = False
+    def _target(self, is_job: bool) -> Target:
         if is_job and self.jobs_of is not None:
             return ClusterJobTarget(self.kube, self.jobs_of)
         return RayJobTarget(self.kube)
 
     # ---- one run
+
+    def _look_in_turn(self, watched: Watched, listed: Sequence[Object]) -> None:
+        with self._slots:
+            self._look(watched, listed)
 
     def _look(self, watched: Watched, listed: Sequence[Object]) -> Decision | None:
         control, before = watched.control, watched.control.last
@@ -205,29 +217,37 @@ class Controller:
         return decision
 
     def _settings(self, watched: Watched) -> None:
-        """The cluster section of the run's config, read again when that file changes."""
+        """The cluster section of the run's config, read again when that file changes.
+
+        Raises ArgusError, OSError where it cannot be read and never was: without its limits nothing is decided.
+        """
         path = watched.control.record.run.config
         try:
             status = path.stat()
-        except OSError:  # not there yet, or storage is away: what was known holds
+            mark = (status.st_mtime_ns, status.st_size)
+            if mark == watched.config_mark:
+                return
+            section = read_resolved(path).cluster
+        except FileNotFoundError:  # not there yet
             return
-        mark = (status.st_mtime_ns, status.st_size)
-        if mark == watched.config_mark:
+        except (ArgusError, OSError) as error:
+            if watched.config_mark is None:
+                raise
+            self._complain(f"{watched.control.name}: {error}")  # what was known holds
             return
-        watched.config_mark = mark
-        section = read_resolved(path).cluster
-        budget = section.budget
+        budget, told = section.budget, watched.section.notify
         watched.control.limits = Limits(
             resubmissions=budget.resubmissions,
             gpu_hours=budget.gpu_hours,
             capacity_wait_seconds=budget.capacity_wait_seconds,
         )
-        if section.notify != watched.section.notify:
+        watched.section = watched.care.section = section
+        if section.notify != told:
             for channel in watched.channels:
                 channel.close(0.0)
             watched.channels = channels(section.notify, self._complain)
             watched.control.notifiers = [*watched.channels]
-        watched.section = watched.care.section = section
+        watched.config_mark = mark
 
     def _rewards(self, watched: Watched) -> None:
         view = watched.control.view
@@ -243,6 +263,13 @@ class Controller:
         if text != self._complaint:
             self.say(text)
         self._complaint = text
+
+
+def _begin(name: str, what: Callable[..., object], *arguments: object) -> threading.Thread:
+    """In a thread that ends with the process, also while storage keeps it."""
+    thread = threading.Thread(target=what, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def standing(watched: Watched) -> dict[str, Any]:

@@ -122,7 +122,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "vanished",
-        "the object of the submission was there and is gone, and no controller meant that",
+        "the object of the submission was there and is gone; no controller meant that, nor KubeRay after its end",
         "end",
         "a person stopped the run by deleting it",
         lambda seen, _: seen.job == "absent",

@@ -22,7 +22,6 @@ class Instance:
     """One instance of a HyperPod cluster."""
 
     instance: str  # i-…: another one after a replacement
-    logical: str = ""  # outlives replacements
     group: str = ""
     status: str = ""  # Running | Failure | Pending | ShuttingDown | SystemUpdating | …
     message: str = ""
@@ -123,7 +122,8 @@ def connect(cluster: str, region: str | None = None) -> HyperPod:
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise ClusterError("the boto3 package is missing", "pip install 'argusrl[cluster]'") from error
-    settings = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3})
+    # No retries by the client: a reboot whose answer was lost would happen twice. Everything else is asked for again.
+    settings = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 1})
     try:
         return HyperPod(cluster, boto3.client("sagemaker", region_name=region, config=settings))
     except (BotoCoreError, ValueError) as error:
@@ -134,7 +134,6 @@ def _instance(details: Mapping[str, Any]) -> Instance:
     status = details.get("InstanceStatus") or {}
     return Instance(
         instance=str(details.get("InstanceId", "")),
-        logical=str(details.get("NodeLogicalId", "")),
         group=str(details.get("InstanceGroupName", "")),
         status=str(status.get("Status", "")),
         message=str(status.get("Message", "")),

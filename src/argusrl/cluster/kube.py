@@ -7,10 +7,11 @@ twice means), and watches go on after timeouts, broken connections and 410 Gone 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ def connect(
 ) -> Kube:
     """By the kubeconfig (KUBECONFIG, ~/.kube/config), or in a pod by its service account. Raises ClusterError."""
     try:
+        import yaml
         from kubernetes import client, config
     except ImportError as error:
         raise ClusterError("the kubernetes package is missing", INSTALL_HINT) from error
@@ -61,7 +63,10 @@ def connect(
             config.load_incluster_config(client_configuration=settings)
             default = _service_account_namespace()
         else:
-            config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=settings)
+            with _told_errors() as told:
+                config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=settings)
+            if told:  # a program that is to give credentials failed: the client would go on without any
+                raise config.ConfigException(f"no credentials: {'; '.join(told)}")
             contexts, current = config.list_kube_config_contexts(config_file=kubeconfig)
             chosen = next((one for one in contexts if one["name"] == context), current)
             default = chosen.get("context", {}).get("namespace") or default
@@ -69,8 +74,26 @@ def connect(
         raise ClusterError(
             f"no access to a Kubernetes cluster: {error}", "aws eks update-kubeconfig --name CLUSTER, or set KUBECONFIG"
         ) from error
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError) as error:
+        raise ClusterError(
+            f"{kubeconfig or '~/.kube/config'} is damaged: {' '.join(str(error).split())}",
+            "write it anew: aws eks update-kubeconfig --name CLUSTER",
+        ) from error
     settings.retries = False  # tried again here, where it is known what may be
     return Kube(client.ApiClient(settings), namespace or default, timeout_seconds)
+
+
+@contextmanager
+def _told_errors() -> Iterator[list[str]]:
+    """What the client tells its log instead of raising it; kept off the terminal."""
+    told: list[str] = []
+    handler, root = logging.Handler(logging.ERROR), logging.getLogger()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    root.addHandler(handler)
+    try:
+        yield told
+    finally:
+        root.removeHandler(handler)
 
 
 def _in_cluster() -> bool:
@@ -194,20 +217,6 @@ class Kube:
         }
         try:
             self.http.json("DELETE", kind.path(self._place(namespace), name), {}, options)
-        except NotFound:
-            return False
-        return True
-
-    def evict(self, pod: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> bool:
-        place = self._place(namespace)
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": place},
-            **({} if grace_seconds is None else {"deleteOptions": {"gracePeriodSeconds": grace_seconds}}),
-        }
-        try:
-            self.http.json("POST", POD.path(place, pod, "eviction"), {}, eviction)
         except NotFound:
             return False
         return True

@@ -139,10 +139,6 @@ class KubeApi(Protocol):
         """Ask for deletion; False if there was nothing. Raises Conflict where uid or resource version differ."""
         ...
 
-    def evict(self, pod: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> bool:
-        """Ask for eviction, which respects disruption budgets; False if there was nothing. Raises Unreachable (429)."""
-        ...
-
     def logs(
         self,
         pod: str,

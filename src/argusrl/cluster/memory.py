@@ -62,7 +62,8 @@ class Memory:
             ended=view.end is not None,
             ended_seconds=self._ended.seconds(view.end is not None, now),
             clear=view.end is not None and view.end.clear,
-            open_intent=view.open_intent,
+            # A job whose RayCluster is gone, or was taken off the run, is not wanted any more.
+            open_intent=view.open_intent and not (view.is_job and sight.job == "absent"),
             exit_code=view.verdict.exit_code if view.verdict is not None else None,
             # A job that finds its run complete begins no attempt. One that has more to do, by a longer recipe, does.
             complete=view.complete or (view.finished and sight.job == "complete"),

@@ -56,6 +56,7 @@ class NodeCare:
     _ends: PodEnds = field(init=False)
     _seen: dict[str, float] = field(default_factory=dict)  # since when, by what
     _gone: dict[str, bool] = field(default_factory=dict)  # instance → whether HyperPod says so
+    _instances: dict[str, str] = field(default_factory=dict)  # node → its instance; empty: HyperPod has none
 
     def __post_init__(self) -> None:
         self._ends = PodEnds(self.control.record.run, self.kube, self.wall)
@@ -175,17 +176,22 @@ class NodeCare:
 
     def _is_gone(self, health: NodeHealth) -> bool:
         """Ask HyperPod, and not too often."""
-        pod = self.hyperpod(health.cluster)
-        key = f"instance:{health.instance}"
-        if pod is None:
+        service = self.hyperpod(health.cluster)
+        if service is None:
             return False
-        if self.clock() - self._seen.get(key, float("-inf")) >= _ASK_SECONDS:
-            self._seen[key] = self.clock()
+        if self._is_due(f"instance:{health.instance}"):
             try:
-                self._gone[health.instance] = pod.describe(health.instance).gone
+                self._gone[health.instance] = service.describe(health.instance).gone
             except ClusterError:
                 return False
         return self._gone.get(health.instance, False)
+
+    def _is_due(self, question: str) -> bool:
+        """Whether a question may be asked now; it counts as asked."""
+        due = self.clock() - self._seen.get(question, float("-inf")) >= _ASK_SECONDS
+        if due:
+            self._seen[question] = self.clock()
+        return due
 
     def _is_fenced(self, pod: Object) -> bool:
         """Whether a later submission has its object: before that is made, the fence stands."""
@@ -219,7 +225,11 @@ class NodeCare:
         repairs = [action for action in done if action.action in ("reboot", "replace")]
         service = self.hyperpod(health.cluster)
         allowed = self.section.replace_nodes and service is not None
-        instance = health.instance or (service.instance_of(suspect.node) if allowed and service is not None else "")
+        instance: str | None = health.instance
+        if not instance and allowed and service is not None:
+            instance = self._instance_of(service, suspect.node)
+        if instance is None:
+            return
         standing = Standing(
             allowed=allowed,
             alone=self._alone(suspect.node, pods) if allowed else False,
@@ -229,7 +239,8 @@ class NodeCare:
             spent=len(repairs),
             budget=self.section.budget.replacements,
         )
-        step, why = next_step(suspect, standing, repairs)
+        answers = {action.key: answer for action in repairs if (answer := read_answer(run, action.key)) is not None}
+        step, why = next_step(suspect, standing, repairs, {key: answer.done for key, answer in answers.items()})
         if step == "drain":
             for pod in pods:
                 if node_of(pod) == suspect.node:
@@ -246,11 +257,17 @@ class NodeCare:
             if record_action(run, action):
                 self._repair(service, action)
         if service is not None:
-            self._unanswered(service, repairs)
+            self._unanswered(service, [action for action in repairs if action.key not in answers])
         if step != "wait":
             self.control.tell(
                 "node", f"node:{suspect.node}:{step}", f"node {suspect.node}: {suspect.text}; {step}: {why}"
             )
+
+    def _instance_of(self, service: HyperPod, node: str) -> str | None:
+        """The instance id of a node whose name does not hold it; None while it is not known. It lists the cluster."""
+        if not self._instances.get(node) and self._is_due(f"node:{node}"):
+            self._instances[node] = service.instance_of(node)
+        return self._instances.get(node)
 
     def _alone(self, node: str, pods: list[Object]) -> bool:
         """Whether nobody but this run, and what runs on every node, has a pod there."""
@@ -289,12 +306,15 @@ class NodeCare:
     def _unanswered(self, service: HyperPod, repairs: list[NodeAction]) -> None:
         """A replacement whose asker died is asked for again: an id is replaced once. A reboot would happen twice."""
         for action in repairs:
-            if action.action != "replace" or read_answer(self.control.record.run, action.key) is not None:
-                continue
             since = self._seen.setdefault(f"repair:{action.key}", self.clock())
-            if self.clock() - since >= _UNANSWERED_SECONDS:
+            if self.clock() - since < _UNANSWERED_SECONDS:
+                continue
+            if action.action == "replace":
                 self._seen[f"repair:{action.key}"] = self.clock()
                 self._repair(service, action)
+            else:
+                text = f"nobody knows whether {action.instance} is rebooted: a person decides what follows"
+                self.control.tell("node", f"unanswered:{action.key}", text)
 
 
 def _on_every_node(pod: Object) -> bool:

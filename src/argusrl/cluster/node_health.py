@@ -1,4 +1,4 @@
-"""What HyperPod says about a node: labels, annotations, taints, conditions of its Kubernetes object; lines of a log."""
+"""What HyperPod says about a node: labels, annotations, conditions of its Kubernetes object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ PREFIX = "sagemaker.amazonaws.com/"
 HEALTH = f"{PREFIX}node-health-status"
 DEEP_CHECK = f"{PREFIX}deep-health-check-status"
 CLUSTER_NAME = f"{PREFIX}cluster-name"
-INSTANCE_GROUP = f"{PREFIX}instance-group-name"
 APPLICATION_REASON = "XidUserAppError"  # a program's own doing: no node is to blame
 
 _FAULT_TYPES = (f"{PREFIX}fault-types", f"{PREFIX}fault-type")  # live clusters, and the guide's text
@@ -22,7 +21,6 @@ _FAULT_REASONS = (f"{PREFIX}fault-reasons", f"{PREFIX}fault-reason")
 _FAULT_DETAILS = f"{PREFIX}fault-details"
 _LEAVING = {"UnschedulablePendingReplacement": "replacement", "UnschedulablePendingReboot": "reboot"}
 _NODE_NAME = re.compile(r"hyperpod-(i-[0-9a-f]{8,17})")
-_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+)")
 _OWN_CONDITIONS = frozenset({"Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"})
 
 Leaving = Literal["", "replacement", "reboot"]
@@ -42,12 +40,6 @@ class NodeFault:
         """Whether HyperPod judged a program to be the cause: the node stays."""
         return self.reason == APPLICATION_REASON
 
-    @property
-    def xid(self) -> int | None:
-        """The number that NVIDIA's driver gave it, where there is one."""
-        found = _XID.search(self.message)
-        return int(found["number"]) if found else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
@@ -57,7 +49,6 @@ class NodeHealth:
     ready: bool
     status: str = ""  # "" | Schedulable | Unschedulable | UnschedulablePendingReplacement | …Reboot
     deep_check: str = ""  # "" | InProgress | Passed | Failed
-    tainted: bool = False
     faults: tuple[NodeFault, ...] = ()
     cluster: str = ""  # HyperPod's
     instance: str = ""  # i-…, where the name says it
@@ -86,13 +77,12 @@ class NodeHealth:
 
 def node_health(node: Object) -> NodeHealth:
     """What a node object says. Unknown spellings count as nothing said, never as an error."""
-    labels, taints = labels_of(node), (node.get("spec") or {}).get("taints") or []
+    labels = labels_of(node)
     return NodeHealth(
         name=name_of(node),
         ready=conditions_of(node).get("Ready", {}).get("status") == "True",
         status=labels.get(HEALTH, ""),
         deep_check=labels.get(DEEP_CHECK, ""),
-        tainted=any(taint.get("key") == HEALTH for taint in taints),
         faults=tuple(_faults(node)),
         cluster=labels.get(CLUSTER_NAME, ""),
         instance=instance_in(name_of(node)),
@@ -103,27 +93,6 @@ def instance_in(node: str) -> str:
     """i-… of a node named hyperpod-i-…; empty for other names, which ListClusterNodes has to explain."""
     found = _NODE_NAME.fullmatch(node)
     return found[1] if found else ""
-
-
-def parse_health_line(line: str) -> NodeFault | None:
-    """The fault in a line of the health monitoring agent's log; None for any other line."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(entry, dict) or entry.get("HealthMonitoringAgentDetectionEvent") != "HealthEvent":
-        return None
-    details = entry.get("details: ", entry.get("details"))  # the agent writes the colon into the key
-    if not isinstance(details, dict):
-        return None
-    message = str(details.get("message", ""))
-    kind = re.search(r"Node condition (\w+) is now: True", message)
-    return NodeFault(
-        type=kind[1] if kind else str(details.get("type", "")),
-        reason=str(details.get("reason", "")),
-        message=message,
-        time=str(details.get("timestamp", "")),
-    )
 
 
 def _faults(node: Object) -> Iterable[NodeFault]:

@@ -7,7 +7,7 @@ not the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +18,16 @@ Step = Literal["notify", "drain", "reboot", "replace", "wait"]
 
 LEAST_COUNT = {"xid": 2, "ecc": 1, "device_lost": 1}  # how often a finding is there before it counts
 SEVERAL_NODES = 2
+RECENT_SECONDS = 300.0  # before a report: what a node was last found with earlier than that is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """A node whose hardware is blamed. `evidence` differs when something was found since."""
+    """A node whose hardware is blamed.
+
+    `evidence` says on which start of Ray there, and what was found how often. A finding that lasts is told again with
+    every reading; on a start that came after a reboot there is only what was found after it.
+    """
 
     node: str
     pod: str
@@ -44,29 +49,30 @@ class Standing:
 
 
 def suspects(reports: Sequence[NodeReport]) -> list[Suspect]:
-    """Nodes with hardware that is to blame, one entry each."""
-    found = []
-    for report in reports:
+    """Nodes with hardware that is to blame, one entry each: by the newest start of Ray there that found something."""
+    newest: dict[str, tuple[NodeReport, list[Finding]]] = {}
+    for report in sorted(reports, key=lambda one: one.time):  # those of one node are by one clock
         blamed = [one for one in report.findings if _blames_hardware(one)]
         if blamed and report.node:
-            found.append(
-                Suspect(
-                    node=report.node,
-                    pod=report.pod,
-                    text="; ".join(f"{one.text} ({one.count} times)" for one in blamed),
-                    evidence=" ".join(sorted(f"{one.kind}:{one.count}:{one.time:.0f}" for one in blamed)),
-                )
-            )
-    return found
+            newest[report.node] = report, blamed
+    return [
+        Suspect(
+            node=node,
+            pod=report.pod,
+            text="; ".join(map(_occurrences, blamed)),
+            evidence="; ".join([report.ray_node, *sorted(map(_occurrences, blamed))]),
+        )
+        for node, (report, blamed) in newest.items()
+    ]
 
 
 def storage_trouble(reports: Sequence[NodeReport]) -> tuple[bool, str]:
-    """(whether storage itself is to blame, what was found); an empty text is no trouble."""
+    """(whether storage itself is to blame, what is found now); an empty text is no trouble."""
     nodes = {
         report.node or report.address: one.text
         for report in reports
         for one in report.findings
-        if one.cause == "storage"
+        if one.cause == "storage" and report.alive and report.time - one.time <= RECENT_SECONDS
     }
     if not nodes:
         return False, ""
@@ -74,8 +80,13 @@ def storage_trouble(reports: Sequence[NodeReport]) -> tuple[bool, str]:
     return len(nodes) >= SEVERAL_NODES, text
 
 
-def next_step(suspect: Suspect, standing: Standing, done: Sequence[NodeAction]) -> tuple[Step, str]:
-    """What to do about a suspect now, and why; `done` are the actions for this run so far."""
+def next_step(
+    suspect: Suspect, standing: Standing, done: Sequence[NodeAction], answers: Mapping[str, bool]
+) -> tuple[Step, str]:
+    """What to do about a suspect now, and why.
+
+    `done` are the actions for this run so far; `answers` says by their keys which were accepted, as far as is known.
+    """
     if standing.handled:
         return "wait", "HyperPod is on it"
     if not standing.allowed:
@@ -87,13 +98,28 @@ def next_step(suspect: Suspect, standing: Standing, done: Sequence[NodeAction]) 
     before = {action.action: action for action in done if action.instance == standing.instance}
     if "replace" in before:
         return "wait", "its replacement was asked for"
-    if "reboot" in before and before["reboot"].evidence == suspect.evidence:
+    reboot = before.get("reboot")
+    if reboot is not None and reboot.key not in answers:
+        return "wait", "nobody knows yet what became of its reboot"
+    if reboot is not None and not answers[reboot.key]:
+        return "wait", "its reboot was refused: a person decides"
+    if reboot is not None and _start_of(reboot.evidence) == _start_of(suspect.evidence):
         return "wait", "it was rebooted for this"
     if standing.spent >= standing.budget:
         return "notify", f"cluster.budget.replacements = {standing.budget} is spent"
     if not standing.drained:
         return "drain", "it is emptied first"
-    return ("replace", "a reboot did not help") if "reboot" in before else ("reboot", "a reboot comes first")
+    return ("reboot", "a reboot comes first") if reboot is None else ("replace", "a reboot did not help")
+
+
+def _start_of(evidence: str) -> str:
+    """Ray's id of the node: another one after a reboot."""
+    return evidence.partition(";")[0]
+
+
+def _occurrences(finding: Finding) -> str:
+    """What was found and how often. A device that does not answer is counted by readings, which says nothing."""
+    return finding.text if finding.kind == "device_lost" else f"{finding.text} ({finding.count} times)"
 
 
 def _blames_hardware(finding: Finding) -> bool:

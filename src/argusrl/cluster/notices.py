@@ -61,7 +61,11 @@ class Notices:
             self.write(kind, message=message)
 
     def tell_once(self, notifiers: list[Notifier], notice: Notice) -> bool:
-        """Pass a notice on, unless a controller has done so before; whether it was passed on."""
+        """Pass a notice on, unless a controller has said before that it did; whether it was passed on.
+
+        Once, but for two controllers that find the same at the same moment, and for one that cannot reach storage: a
+        notice that comes twice is better than one that is lost.
+        """
         if self._told is None or notice.key not in self._told:
             self._told = {event["key"] for event in self.events() if event.get("kind") == "told"} | (
                 self._told or set()

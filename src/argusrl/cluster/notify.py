@@ -13,7 +13,7 @@ from typing import Any
 from argusrl.cluster.notices import Notice
 from argusrl.config.cluster_sections import NotifySection
 from argusrl.config.secrets import is_secret_reference, resolve_secret
-from argusrl.errors import ClusterError
+from argusrl.errors import ArgusError, ClusterError
 
 _MOST_WAITING = 1000  # notices; older ones are dropped where nobody takes them
 _TRIES = 5
@@ -132,23 +132,37 @@ class Channel:
 
 
 def channels(section: NotifySection, on_loss: Callable[[str], None]) -> list[Channel]:
-    """The channels that a recipe names. Raises ConfigError, ClusterError where one cannot be opened."""
-    found: list[Channel] = []
+    """The channels that a recipe names. `on_loss` hears of one that cannot be opened, and of what is not delivered."""
+    wanted: list[tuple[str, Callable[[str], Callable[[Notice], None]]]] = []
     if section.webhook:
-        url = resolve_secret(section.webhook) if is_secret_reference(section.webhook) else section.webhook
-        found.append(Channel(Webhook(url), on_loss))
+        wanted.append((section.webhook, _webhook))
     if section.sns_topic:
-        found.append(Channel(Topic(section.sns_topic, _sns(section.sns_topic)), on_loss))
+        wanted.append((section.sns_topic, _topic))
+    found: list[Channel] = []
+    for where, opened in wanted:
+        try:
+            found.append(Channel(opened(where), on_loss))
+        except ArgusError as error:
+            on_loss(f"nobody is told: {error.message}")
     return found
 
 
-def _sns(arn: str) -> Any:
+def _webhook(url: str) -> Webhook:
+    return Webhook(resolve_secret(url) if is_secret_reference(url) else url)
+
+
+def _topic(arn: str) -> Topic:
+    """Raises ClusterError."""
     try:
         import boto3
+        from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise ClusterError("the boto3 package is missing", "pip install 'argusrl[cluster]'") from error
     parts = arn.split(":")  # arn:aws:sns:REGION:ACCOUNT:NAME
-    return boto3.client("sns", region_name=parts[3] if len(parts) > 3 else None)
+    try:
+        return Topic(arn, boto3.client("sns", region_name=parts[3] if len(parts) > 3 else None))
+    except (BotoCoreError, ValueError) as error:
+        raise ClusterError(f"no client for SNS topic {arn}: {error}", "arn:aws:sns:REGION:ACCOUNT:NAME") from error
 
 
 def reward_collapse(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:

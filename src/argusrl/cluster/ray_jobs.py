@@ -9,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from argusrl.cluster.kube_api import Object, name_of
-from argusrl.errors import ClusterError
+from argusrl.errors import ClusterError, ConfigError
 
 DASHBOARD_PORT = 8265
 ENDED = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"[\w.:-]+")
+_ADDRESS_HINT = f"http://HOST:{DASHBOARD_PORT}, or sagemaker_ray://CLUSTER/NAMESPACE"
 _TOOLKIT = {"sagemaker_ray": "pip install toolkit-for-ray-on-sagemaker-ai"}
 
 
@@ -169,8 +174,8 @@ class RayJobs:
         if answer.status_code in (401, 403):
             raise ClusterError(
                 f"Ray's dashboard at {self._url} does not let you in (HTTP {answer.status_code})",
-                "Studio's sessions end after six hours: log in again; a cluster with RAY_AUTH_MODE=token needs "
-                "RAY_AUTH_TOKEN",
+                "a Ray cluster that asks for a token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; Studio's sessions end "
+                "after six hours: log in again",
             )
         lines = answer.text.strip().splitlines() or [""]
         raise ClusterError(f"{what}: Ray answers HTTP {answer.status_code}: {lines[-1][:500]}")
@@ -195,7 +200,7 @@ def _view(job: Mapping[str, Any]) -> RayJobView:
 
 
 def _way(address: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """URL, cookies and headers for an address. Raises ClusterError."""
+    """URL, cookies and headers for an address. Raises ClusterError, ConfigError."""
     scheme, separator, inner = address.partition("://")
     if not separator:
         scheme, inner = "http", address
@@ -204,7 +209,7 @@ def _way(address: str) -> tuple[str, dict[str, str], dict[str, str]]:
             f"{address} is a Ray Client address", f"jobs go to the dashboard: http://HOST:{DASHBOARD_PORT}"
         )
     if scheme in ("http", "https"):
-        token = os.environ.get("RAY_AUTH_TOKEN") if os.environ.get("RAY_AUTH_MODE") == "token" else None
+        token = _token(_host(address, inner))
         return f"{scheme}://{inner.rstrip('/')}", {}, {"Authorization": f"Bearer {token}"} if token else {}
     try:
         module = importlib.import_module(scheme)
@@ -220,3 +225,31 @@ def _way(address: str) -> tuple[str, dict[str, str], dict[str, str]]:
             f"{address}: {error}", "does the cluster have a dashboard endpoint, and you access?"
         ) from error
     return found.address.rstrip("/"), dict(found.cookies or {}), dict(found.headers or {})
+
+
+def _host(address: str, inner: str) -> str:
+    """Raises ConfigError for what is no URL."""
+    try:
+        host = httpx.URL(f"http://{inner}").host
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"{address!r} is no address: {error}", _ADDRESS_HINT) from error
+    if not _HOST.fullmatch(host):
+        raise ConfigError(f"{address!r} is no address: it names no host", _ADDRESS_HINT)
+    return host
+
+
+def _token(host: str) -> str:
+    """What Ray's own client would send: of the environment, and for a head on this machine of the user's file."""
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+        return ""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if path is None and host not in _THIS_MACHINE:  # a file that Ray made by itself is for no other machine
+        return ""
+    try:
+        return Path(path or "~/.ray/auth_token").expanduser().read_text().strip()
+    except OSError as error:
+        if path is None:
+            return ""
+        raise ClusterError(f"RAY_AUTH_TOKEN_PATH {path} cannot be read: {error.strerror}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argusrl.cluster.decide import Decision, decide
+from argusrl.cluster.job_ends import JobEnds, ends_in
 from argusrl.cluster.kinds import RAY_CLUSTER, RAY_JOB, Kind
 from argusrl.cluster.kube_api import Conflict, KubeApi, KubeError, NotFound, Object, annotations_of, name_of
 from argusrl.cluster.memory import Memory, marks_in
@@ -44,6 +45,7 @@ from argusrl.storage.files import exists
 
 _FRESH_SECONDS = 15.0  # what was seen longer ago is no ground for an intent
 _YOUNG_SECONDS = 3600.0  # a job that ended longer ago, unseen by any controller, is history
+_AGAIN_SECONDS = 300.0  # trouble that comes and goes is told that often at most
 _KINDS = {"end": "end", "resubmit": "fault", "budget": "budget"}  # of notices, by action or outcome
 
 
@@ -63,7 +65,11 @@ class RunControl:
     last: Decision | None = None
     view: RunView | None = None
     sight: Sighting = field(default_factory=Sighting)
+    job_ends: JobEnds = field(default_factory=JobEnds)
     _seconds: dict[str, float] = field(default_factory=dict)  # what the open intent has taken so far
+    _standing: str = ""  # row, submission and attempt that hold now
+    _standing_since: float = 0.0
+    _stood: set[str] = field(default_factory=set)  # of before
 
     @property
     def name(self) -> str:
@@ -76,7 +82,8 @@ class RunControl:
         stranger = None
         if view.folder == "well":
             if self.memory is None:
-                self.memory = Memory(marks_in(self.notices.events()))
+                events = self.notices.events()
+                self.memory, self.job_ends = Memory(marks_in(events)), JobEnds(ends_in(events))
             try:
                 stranger = self._others(view, listed)
                 view = self._sight(view)
@@ -109,11 +116,30 @@ class RunControl:
         if view.submission is None:
             self.sight = Sighting()
             return view
+        asked_at = self.clock()
         self.sight = self.target.look(view.submission, view.made.uid if view.made is not None else "")
+        self._see_end(view, view.submission, asked_at)
         if view.made is None and view.end is None and self.sight.uid and self.sight.job != "deleting":
             self._made(view.submission, self.sight.uid)
             return self.record.look()
         return view
+
+    def _see_end(self, view: RunView, submission: Submission, asked_at: float) -> None:
+        """A job that is over is written down: it stands so, too, after KubeRay deleted it."""
+        sight, ends = self.sight, self.job_ends
+        if ends.see(submission, sight, asked_at, self.clock()):
+            self.notices.write(
+                "job_over",
+                submission=view.number,
+                job=sight.job,
+                reason=sight.job_reason,
+                stopped=sight.job_stopped,
+            )
+        if sight.job != "absent" or view.made is None or view.end is not None:
+            return
+        if view.number not in ends.by_submission:  # another controller may have seen it
+            ends.by_submission = ends_in(self.notices.events()) | ends.by_submission
+        self.sight = ends.as_it_was(submission) or sight
 
     def _others(self, view: RunView, listed: Sequence[Object]) -> Object | None:
         """A live object that a person made. Those of earlier submissions, and strays of late requests, are removed."""
@@ -192,12 +218,21 @@ class RunControl:
                 **({"unschedulable": self.sight.unschedulable} if self.sight.unschedulable else {}),
             )
         self.last = decision
+        standing = f"{decision.row}:{view.number}:{view.attempt}"
+        if standing != self._standing:
+            self._stood.add(self._standing)
+            self._standing, self._standing_since = standing, self.wall()
         if decision.tell and decision.action != "resubmit":
             kind = _KINDS.get(decision.outcome) or _KINDS.get(decision.action, "stall")
-            self.tell(kind, f"{decision.row}:{view.number}:{view.attempt}", decision.reason, view)
+            self.tell(kind, self._key(), decision.reason, view)
+
+    def _key(self) -> str:
+        """For notices: another one for trouble that comes back after it was over, every five minutes at most."""
+        again = f":{int(self._standing_since // _AGAIN_SECONDS)}" if self._standing in self._stood else ""
+        return f"{self._standing}{again}"
 
     def tell(self, kind: str, key: str, text: str, view: RunView | None = None) -> bool:
-        """Notify once of this key."""
+        """Notify of this key, unless a controller has."""
         view = view or self.view or RunView()
         details = [view.problem, self.sight.unschedulable, self.sight.job_message]
         values = {"submission": view.number, "attempt": view.attempt, "step": view.steps}

@@ -12,6 +12,7 @@ from argusrl.errors import ArgusError, CorruptionError, StorageError
 from argusrl.journal.attempts import Heartbeat, Verdict, newest_attempt, read_heartbeat, read_verdict
 from argusrl.journal.epochs import newest_epoch, numbered
 from argusrl.journal.submissions import (
+    JOB_KIND,
     Made,
     Submission,
     SubmissionEnd,
@@ -48,8 +49,6 @@ class RunView:
     blamed: int = 0
     resubmissions: int = 0
     gpu_hours: float = 0.0
-    host: str = ""  # of the newest heartbeat
-    phase: str = ""
     sign_of_life: tuple[Any, ...] = ()  # differs from the one before when somebody is alive
 
     @property
@@ -59,6 +58,11 @@ class RunView:
     @property
     def open_intent(self) -> bool:
         return self.submission is not None and self.submission.by_controller and self.made is None and self.end is None
+
+    @property
+    def is_job(self) -> bool:
+        """Whether its submission is a job of a RayCluster that somebody else made."""
+        return self.submission is not None and self.submission.kind == JOB_KIND
 
     @property
     def steps_ahead(self) -> int:
@@ -74,7 +78,7 @@ class RunRecord:
     _known: dict[int, Submission] = field(default_factory=dict)
     _made: dict[int, Made] = field(default_factory=dict)
     _ends: dict[int, SubmissionEnd] = field(default_factory=dict)
-    _began: dict[int, float] = field(default_factory=dict)  # attempt → time of its epoch's claim
+    _began: dict[int, float] = field(default_factory=dict)  # attempt → time of its first epoch's claim
     _epochs_read: int = 0
     _verdicts: dict[int, Verdict] = field(default_factory=dict)
     _spent: dict[int, float] = field(default_factory=dict)  # ended attempt → seconds
@@ -106,7 +110,6 @@ class RunRecord:
         self._count_steps()
         history = [self.submission(one) for one in numbers]
         fruitless, blamed = _without_a_step(history)
-        beat = beats.get(attempt)
         return RunView(
             submission=submission,
             newest=newest_number,
@@ -125,8 +128,6 @@ class RunRecord:
             blamed=blamed,
             resubmissions=sum(one.by_controller for one in history),
             gpu_hours=self._gpu_hours(history, beats),
-            host=beat.host if beat is not None else "",
-            phase=beat.phase if beat is not None else "",
             sign_of_life=(
                 number,
                 attempt,
@@ -180,8 +181,8 @@ class RunRecord:
         for number in numbered(self.run.epochs, ".json"):
             if number > self._epochs_read:
                 record = read_sealed(self.run.epoch(number))
-                if isinstance(record.get("attempt"), int):
-                    self._began[record["attempt"]] = record["time"]
+                if isinstance(record.get("attempt"), int):  # a driver that heals itself claims further ones
+                    self._began.setdefault(record["attempt"], record["time"])
                 self._epochs_read = number
         seconds = 0.0
         last_attempts = [following.after_attempt for following in history[1:]] + [max(self._began, default=0)]

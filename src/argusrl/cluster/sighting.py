@@ -43,12 +43,10 @@ class Sighting:
 
     job: Job = "absent"
     uid: str = ""
-    resource_version: str = ""
     job_reason: str = ""
     job_message: str = ""
     job_stopped: bool = False
     queued: bool = False
-    queue: str = ""
     admitted: bool = True
     cluster: str = ""  # RayCluster
     pods: Sequence[Object] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,13 +32,14 @@ from argusrl.cluster.names import (
     label_of,
     submission_name,
 )
+from argusrl.cluster.numbering import remembered_number
 from argusrl.cluster.packed_recipe import ENTRYPOINT, pack
 from argusrl.cluster.ray_jobs import RayJobs, RayJobView
 from argusrl.cluster.sighting import is_leaving, is_live, submission_of
 from argusrl.config.sections import Config
 from argusrl.errors import ClusterError, ConfigError
 
-_STORAGE = {VOLUME.name, CLAIM.name, "StorageClass"}
+_STORAGE = {VOLUME.name, CLAIM.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,11 @@ class Submitted:
     where: str  # namespace/RayJob, or the dashboard
 
 
-def next_number(kube: KubeApi, run: str, namespace: str) -> int:
+def next_number(kube: KubeApi, run: str, namespace: str, recorded: int = 0) -> int:
     """The number of the next submission, above all that were there. Raises ClusterError while one is active.
 
-    Objects of old submissions may be deleted; the run's service account remembers the highest number.
+    Objects of old submissions may be deleted; the run's service account remembers the highest number, and so does the
+    run folder, where somebody sees it (`recorded`).
     """
     label = label_of(run)
     jobs = kube.list(RAY_JOB, namespace, labels=f"{RUN_LABEL}={label}").items
@@ -67,12 +70,7 @@ def next_number(kube: KubeApi, run: str, namespace: str) -> int:
                 f"run {run} is in the cluster already: RayJob {name_of(job)}",
                 f"argusrl cluster status {run} shows it; argusrl cluster stop {run} ends it",
             )
-    try:
-        account = kube.get(SERVICE_ACCOUNT, label, namespace)
-        remembered = int(annotations_of(account).get(SUBMISSION_LABEL, "0"))
-    except NotFound:
-        remembered = 0
-    return max([remembered, *map(submission_of, jobs)]) + 1
+    return max([recorded, remembered_number(kube, run, namespace), *map(submission_of, jobs)]) + 1
 
 
 def submit_documents(kube: KubeApi, documents: Sequence[Document], run: str, number: int) -> Submitted:
@@ -113,8 +111,15 @@ def _create_storage(kube: KubeApi, document: Object) -> None:
     except Denied as error:
         raise Denied(
             f"{kind.name} {name} does not exist, and you may not create it: {error.message}",
-            "an administrator applies it once: argusrl cluster manifest RECIPE | kubectl apply -f -",
+            "an administrator creates it once: argusrl cluster install RECIPE "
+            f"--run-namespace {_namespace_of(document)} --apply",
         ) from error
+
+
+def _namespace_of(document: Object) -> str:
+    """Of the claim, also where this is its volume."""
+    claim = document["spec"].get("claimRef") or document["metadata"]
+    return str(claim.get("namespace", ""))
 
 
 def job_of_recipe(config: Config) -> tuple[str, dict[str, dict[str, str]]]:
@@ -157,13 +162,17 @@ def submit_job(jobs: RayJobs, config: Config, remembered: int = 0) -> Submitted:
 
 
 def jobs_of_run(jobs: RayJobs, run: str) -> list[RayJobView]:
-    """Jobs of a run, newest first."""
-    prefix = f"{label_of(run)}-s"
-    return [job for job in jobs.list() if job.submission_id.startswith(prefix) and _number(job)]
+    """Jobs of a run, newest first; those of maze-small are none of maze."""
+    name = re.compile(re.escape(label_of(run)) + r"-s[1-9][0-9]*")
+    return [job for job in jobs.list() if name.fullmatch(job.submission_id)]
 
 
-def submit_to_cluster(kube: KubeApi, jobs: RayJobs, cluster: str, namespace: str, config: Config) -> Submitted:
+def submit_to_cluster(
+    kube: KubeApi, jobs: RayJobs, cluster: str, namespace: str, config: Config, recorded: int = 0
+) -> Submitted:
     """Submit to a RayCluster that somebody made, and write on it what the controller needs to do it again.
+
+    `recorded` is the highest number that the run folder knows, 0 where nobody sees it.
 
     Raises ClusterError where it runs another run, or a job of this one is active.
     """
@@ -176,7 +185,8 @@ def submit_to_cluster(kube: KubeApi, jobs: RayJobs, cluster: str, namespace: str
             f"RayCluster {cluster} is run {other}'s",
             f"argusrl cluster stop {other} --cluster {cluster} first, or take another cluster",
         )
-    made = submit_job(jobs, config, int(annotations.get(SUBMISSION_LABEL, "0")) if other == run else 0)
+    remembered = int(annotations.get(SUBMISSION_LABEL, "0")) if other == run else 0
+    made = submit_job(jobs, config, max(recorded, remembered))
     entrypoint, runtime_env = job_of_recipe(config)
     notes = {
         JOB_ANNOTATION: json.dumps({"entrypoint": entrypoint, "runtime_env": runtime_env}, sort_keys=True),
@@ -201,5 +211,4 @@ def release_cluster(kube: KubeApi, cluster: str, namespace: str) -> None:
 
 
 def _number(job: RayJobView) -> int:
-    text = job.submission_id.rpartition("-s")[2]
-    return int(text) if text.isdecimal() else 0
+    return int(job.submission_id.rpartition("-s")[2])

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from argusrl.cluster.kinds import NODE, POD, RAY_CLUSTER, RAY_JOB
 from argusrl.cluster.kube_api import Conflict, KubeApi, KubeError, NotFound, Object, annotations_of, labels_of, name_of
 from argusrl.cluster.manifests.job import renumbered
-from argusrl.cluster.names import JOB_ANNOTATION, SUBMISSION_LABEL, SUBMISSION_VARIABLE
+from argusrl.cluster.names import JOB_ANNOTATION, RUN_LABEL, SUBMISSION_LABEL, SUBMISSION_VARIABLE
+from argusrl.cluster.numbering import remember_number
 from argusrl.cluster.observation import Job, Node
 from argusrl.cluster.sighting import (
     CLUSTER_LABEL,
@@ -49,7 +50,7 @@ class Target(Protocol):
         ...
 
     def create(self, submission: Submission) -> str:
-        """Create it, or find it there: its id; empty while one of that name is still going."""
+        """Create it, or find it there: its id; empty while one of that name is still going, or where it may not be."""
         ...
 
     def remove(self, submission: Submission, uid: str) -> bool:
@@ -77,18 +78,23 @@ class RayJobTarget:
         sight = Sighting(
             job=job_of(ray_job),
             uid=uid_of(ray_job),
-            resource_version=str(ray_job["metadata"].get("resourceVersion", "")),
             job_reason=str(status.get("reason") or ""),
             job_message=str(status.get("message") or ""),
             job_stopped=status.get("jobStatus") == "STOPPED",
             queued=QUEUE_LABEL in labels_of(ray_job),
-            queue=labels_of(ray_job).get(QUEUE_LABEL, ""),
             admitted=is_admitted(ray_job),
             cluster=cluster,
         )
         return with_pods(self.kube, sight, submission.namespace) if cluster else sight
 
     def create(self, submission: Submission) -> str:
+        uid = self._create(submission)
+        if uid:  # not before: whoever is to create must do so at once after looking whether that is still wanted
+            run = labels_of(submission.manifest).get(RUN_LABEL, "")
+            remember_number(self.kube, run, submission.namespace, submission.number)  # a person's next one is above it
+        return uid
+
+    def _create(self, submission: Submission) -> str:
         try:
             return uid_of(self.kube.create(RAY_JOB, submission.manifest, submission.namespace))
         except Conflict as error:
@@ -147,7 +153,7 @@ class ClusterJobTarget:
             return Sighting(job="absent")
         except KubeError as error:
             return Sighting(job="unknown", job_message=error.message)
-        if JOB_ANNOTATION not in annotations_of(cluster) or is_leaving(cluster):
+        if not _is_given(cluster):
             return Sighting(job="absent")
         sight = with_pods(self.kube, Sighting(job="running", cluster=name_of(cluster), uid=""), submission.namespace)
         if sight.head != "running":
@@ -163,11 +169,14 @@ class ClusterJobTarget:
         return replace(sight, job=job, uid=submission.name, job_stopped=status == "STOPPED")
 
     def create(self, submission: Submission) -> str:
+        cluster = self._cluster(submission)
+        if not _is_given(cluster):
+            return ""
         manifest, number = submission.manifest, str(submission.number)
         runtime_env = dict(manifest.get("runtime_env") or {})
         runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), SUBMISSION_VARIABLE: number}
         run = submission.name.rpartition("-s")[0]
-        self.jobs_of(self._cluster(submission)).submit(
+        self.jobs_of(cluster).submit(
             submission.name, manifest["entrypoint"], runtime_env, {"run": run, "submission": number}
         )
         return submission.name
@@ -183,6 +192,11 @@ class ClusterJobTarget:
 
     def _cluster(self, submission: Submission) -> Object:
         return self.kube.get(RAY_CLUSTER, submission.manifest["cluster"], submission.namespace)
+
+
+def _is_given(cluster: Object) -> bool:
+    """Whether the run may have a job there; a person takes it off by removing the annotation."""
+    return JOB_ANNOTATION in annotations_of(cluster) and not is_leaving(cluster)
 
 
 def with_pods(kube: KubeApi, sight: Sighting, namespace: str) -> Sighting:

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from argusrl.config.base import Count, Natural, Positive, Seconds, Section
 
-DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+DNS_NAME, DNS_NAME_LENGTH = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", 63
+DnsName = Annotated[str, Field(pattern=DNS_NAME, max_length=DNS_NAME_LENGTH)]
 """A name that Kubernetes takes for nearly everything (RFC 1123)."""
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?$")]
-"""An amount as Kubernetes writes it: 500m, 8, 16Gi."""
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$")]
+"""An amount of memory or storage as Kubernetes writes it: 500M, 16Gi, or bytes."""
 
 
 class NodeGroupSection(Section):
@@ -77,9 +78,9 @@ class VolumeSection(Section):
 class QueueSection(Section):
     """Kueue, as HyperPod task governance uses it."""
 
-    name: str
+    name: DnsName
     """Local queue, e.g. hyperpod-ns-team-localqueue."""
-    priority: str | None = None
+    priority: DnsName | None = None
     """Workload priority class, e.g. training-priority."""
 
 

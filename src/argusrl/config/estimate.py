@@ -26,7 +26,8 @@ _ROTATING = {
 }  # bytes per patch and unit of width while the tower rotates queries and keys, by element size
 _LOGITS_COPIES = 4  # float32 copies of a chunk of logits at the worst moment
 _GATHERED_LAYERS = 3  # of FSDP: the layer at work, the next one as it arrives, and the buffer it arrived in
-_MOMENT_COPIES = 2  # temporaries of AdamW, over all tensors or over one at a time
+_MOMENT_COPIES = 2  # temporaries of AdamW over all tensors at once
+_SINGLE_COPIES = 3  # and over one tensor after the other, of the largest
 
 Target = Literal["language"] | Sequence[str]
 Attention = Literal["gathered", "varlen"]
@@ -168,7 +169,9 @@ def training_memory(
         layer=working + (saved if gradient_checkpointing else 0),
         head=_head_bytes(shape, micro_batch, element_bytes),
         tower=_tower_bytes(shape, micro_batch.patches, element_bytes),
-        update=_MOMENT_COPIES * (share if foreach else min(share, _largest_trained(shape, rank, target) * _FULL)),
+        update=_MOMENT_COPIES * share
+        if foreach
+        else _SINGLE_COPIES * min(share, _largest_trained(shape, rank, target) * _FULL),
     )
 
 
@@ -209,7 +212,7 @@ def engine_memory(
         batch=batch,
         cache=max(0, left) if cache_bytes is None else cache_bytes,
         host_adapters=LORA_HOST_SLOTS * adapter if kernels else 0,
-        host_pristine=_merged_weights(shape, target) * element_bytes if merged else 0,
+        host_pristine=_merged_weights(shape, target) * shape.stored_element_bytes if merged else 0,
         host_asleep=weights,
         cache_token_bytes=-(-shape.kv_bytes_per_token(element_bytes) // tensor_parallel),
     )

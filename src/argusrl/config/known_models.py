@@ -47,4 +47,10 @@ def known_config(path: str) -> dict[str, Any] | None:
         "spatial_merge_size": 2,
         "num_position_embeddings": 2304,
     }
-    return {"model_type": "qwen3_vl", "tie_word_embeddings": tied, "text_config": text, "vision_config": vision}
+    return {
+        "model_type": "qwen3_vl",
+        "dtype": "bfloat16",
+        "tie_word_embeddings": tied,
+        "text_config": text,
+        "vision_config": vision,
+    }

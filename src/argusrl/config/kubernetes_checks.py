@@ -12,6 +12,7 @@ from argusrl.config.secrets import SECRET_NAME, is_secret_reference
 from argusrl.config.sections import Config
 
 _TAKEN_FOLDERS = ("/etc/argusrl", "/dev/shm", "/tmp/ray", "/var/argusrl", "/nvme")
+_RAY_PORTS = {6379: "Ray's head", 8080: "Ray's metrics", 8265: "Ray's dashboard"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -36,6 +37,8 @@ def kubernetes_problems(config: Config) -> Iterator[str]:
     yield from _volume(kubernetes.volume)
     yield from _secrets(config, kubernetes)
     yield from _labels(kubernetes)
+    if (port := config.observe.prometheus_port) in _RAY_PORTS:
+        yield f"observe.prometheus_port: {port} is {_RAY_PORTS[port]} in the same pod; choose another, 9400 say"
     if kubernetes.role_arn is not None and not _ROLE.fullmatch(kubernetes.role_arn):
         yield f"cluster.kubernetes.role_arn: an IAM role is arn:aws:iam::ACCOUNT:role/NAME, got {kubernetes.role_arn}"
     if re.search(r"\s", kubernetes.image) or not kubernetes.image:

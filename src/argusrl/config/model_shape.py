@@ -14,6 +14,7 @@ from argusrl.errors import ModelError
 
 _TEXT_MODELS = ("llama", "qwen2", "qwen3")
 _VISION_MODELS = ("qwen3_vl",)
+_STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ModelShape:
     tied: bool  # the head is the embedding
     normed_heads: bool  # a norm over each head's query and key
     biased: tuple[str, ...]  # linear layers with a bias
+    stored_element_bytes: int  # of a weight in the checkpoint, whatever is computed with
     vision: VisionShape | None
 
     @classmethod
@@ -142,6 +144,7 @@ class ModelShape:
             tied=bool(whole.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             normed_heads=kind in ("qwen3", "qwen3_vl"),
             biased=biased,
+            stored_element_bytes=_STORED_BYTES.get(_dtype(whole) or _dtype(text) or "float32", 2),
             vision=_vision(whole["vision_config"]) if kind in _VISION_MODELS else None,
         )
 
@@ -235,3 +238,8 @@ def _vision(config: Mapping[str, Any]) -> VisionShape:
         merge=config.get("spatial_merge_size", 2),
         deepstack=len(config["deepstack_visual_indexes"]),
     )
+
+
+def _dtype(config: Mapping[str, Any]) -> str | None:
+    """Of the weights in the checkpoint; older files call it torch_dtype."""
+    return config.get("dtype") or config.get("torch_dtype")

@@ -61,12 +61,6 @@ def asked_pods(run: RunFolder) -> dict[str, bool]:
     return {pod: pod + _ANSWER in names for pod in (name.removesuffix(_WISH) for name in wishes)}
 
 
-def open_drains(run: RunFolder) -> list[Drain]:
-    """Wishes without an answer, oldest first. Raises StorageError."""
-    drains = [read_drain(run, pod) for pod, answered in asked_pods(run).items() if not answered]
-    return sorted(drains, key=lambda drain: drain.time)
-
-
 def answer_drain(run: RunFolder, answer: Drained) -> None:
     """Say what became of a wish, once. Raises StorageError."""
     try:

@@ -25,7 +25,7 @@ ALIVE_SECONDS = 600.0
 """An attempt without a verdict that gave a sign of life so lately may be under way: clocks differ, supervisors wait."""
 
 _ENDED = ("complete", "interrupted")  # after any other outcome a supervisor may be about to start the next attempt
-PROBE_LEAVINGS = ".probe."  # how names of a probe that died begin; they lie in a run root (storage/probe.py)
+PROBE_LEAVINGS = ".probe."  # how names begin of what probes leave that die: here those of a run root (storage/probe.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

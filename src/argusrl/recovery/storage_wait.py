@@ -11,7 +11,7 @@ from contextlib import suppress
 from argusrl.errors import StorageError, StorageUnusable
 from argusrl.journal.epochs import numbered
 from argusrl.storage.digests import sha256_file
-from argusrl.storage.free_space import free_space, byte_text
+from argusrl.storage.free_space import byte_text, free_space
 from argusrl.storage.layout import RunFolder
 from argusrl.storage.publish import fsync_path, storage_error, temporary_name, write_all
 

@@ -86,6 +86,7 @@ def put_json(s3: Any, record: Mapping[str, Any], to: Place) -> None:
 
 
 def _copy_file(s3: Any, path: Path, to: Place, digests: Mapping[Path, str]) -> int:
+    from boto3.s3.transfer import TransferConfig
     from botocore.exceptions import ClientError
 
     digest = digests.get(path) or sha256_file(path)
@@ -95,7 +96,8 @@ def _copy_file(s3: Any, path: Path, to: Place, digests: Mapping[Path, str]) -> i
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (403, 404):  # 403: no right to list
             raise
-    s3.upload_file(str(path), to.bucket, to.prefix, ExtraArgs={"Metadata": {_DIGEST: digest}})
+    here = TransferConfig(use_threads=False)  # threads of its own would keep a process from ending while one hangs
+    s3.upload_file(str(path), to.bucket, to.prefix, ExtraArgs={"Metadata": {_DIGEST: digest}}, Config=here)
     return path.stat().st_size
 
 

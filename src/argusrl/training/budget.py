@@ -77,7 +77,7 @@ class ByteBudget:
             keep_adapters=1 + run.config.rollout.staleness,
             protected_versions={0, self._best.step},
             keep_trajectories=run.config.checkpoint.keep_trajectories,
-            from_step=0 if run.rehearsal is None else run.state.step + 1,
+            from_step=max(0, run.state.step - 1) if run.rehearsal is None else run.state.step + 1,
         )
 
 

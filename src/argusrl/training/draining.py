@@ -90,6 +90,8 @@ class Draining:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _see(self, pod: str, answered: bool) -> None:
+        if answered and self.probes.known(pod) == self._own_node():
+            return  # a driver before this one was asked to go, and went
         if pod in self.wishes:
             node = self.probes.known(pod)
             if node and node != self.wishes[pod].node and self.wishes[pod].answered:

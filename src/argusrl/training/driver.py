@@ -204,6 +204,7 @@ class _Driver:
             started=psutil.Process().create_time(),
         )
         sinks = open_sinks(config, self.folder, rows, partial(_note, events), telemetry)
+        del rows  # of all committed steps: a driver does not grow with them
         self.display.phase("ray start")
         environment = resolve_environment(config.cluster.environment)
         placement = place(config.cluster, environment, run=self.folder, epoch=epoch.number)

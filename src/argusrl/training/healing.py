@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from argusrl.cluster.hang_reports import progress_line
+from argusrl.config.secrets import is_secret_reference
 from argusrl.errors import (
     ArgusError,
     DeadlineError,
@@ -80,6 +81,7 @@ class Healing:
             run.attempt,
             self.hiring.logs,
             self.hiring.placement.environment,
+            [name for name, value in cluster.environment.items() if is_secret_reference(value)],
             progress=lambda: progress_line(run.state.step + 1, run.config.algorithm.num_steps, run.phase_name),
             hang_seconds=(cluster.call_timeout_seconds, 2 * cluster.start_timeout_seconds) if reports else None,
         )

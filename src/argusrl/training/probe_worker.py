@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -15,12 +16,19 @@ import ray._private.worker as ray_worker
 from argusrl.cluster.hang_reports import start_hang_reports
 from argusrl.cluster.node_probe import NodeProbe, Reading
 from argusrl.cluster.session_logs import keep_logs
+from argusrl.config.secrets import SECRET_NAME
+
+_SHORTEST_SECRET = 6  # characters; overwriting "1" or "yes" would eat ordinary text
 
 
 class ProbeWorker:
     """Reads the node that it is on. Several calls at a time: one that hangs must not keep the others."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, secret_names: Sequence[str]) -> None:
+        """`secret_names` are environment variables that hold secrets, besides those that are named like some."""
+        named = [*secret_names, *(name for name in os.environ if SECRET_NAME.search(name))]
+        values = (os.environ.get(name, "") for name in named)
+        self.secrets = [value.encode() for value in values if len(value) >= _SHORTEST_SECRET]
         self.logs = Path(ray_worker.global_worker.node.get_logs_dir_path())
         self.probe = NodeProbe(root, scratch=self.logs)
 
@@ -38,7 +46,7 @@ class ProbeWorker:
 
     def keep_logs(self, folder: Path, most_bytes: int) -> int:
         """Copy the newest of Ray's own logs of this node to a folder of the run; bytes that were copied."""
-        return keep_logs(self.logs, folder, most_bytes)
+        return keep_logs(self.logs, folder, most_bytes, self.secrets)
 
     def leave(self) -> bool:
         """Have Ray on this node end in good order, so that its bundles move at once; False where it is not ours to end.

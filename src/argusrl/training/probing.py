@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,7 @@ class _Probe:
     fresh: bool = True  # has not answered yet
     findings: list[Finding] = field(default_factory=list)
     asked: asyncio.Task[None] | None = None
+    keeping: asyncio.Future[Any] | None = None  # the answer to the last wish that it keep logs
 
     @property
     def place(self) -> str:
@@ -72,6 +73,7 @@ class Probes:
     attempt: int
     logs: Path
     environment: dict[str, str]
+    secret_names: Sequence[str] = ()  # of variables in it
     progress: Callable[[], str] = str  # what the run is doing, in one line
     hang_seconds: tuple[float, float] | None = None  # without a new line, and until the first; None reports no hangs
     _told: tuple[Any, str] = (None, "")  # the actor that repeats the lines, and the last one
@@ -91,12 +93,12 @@ class Probes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._told[0] is not None:
+            await self._say(self._told[0], end_line(f"attempt {self.attempt}"))
+        await self._keep_logs()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._keep_logs()
                 await self._write()
-                if self._told[0] is not None:
-                    await self._say(self._told[0], end_line(f"attempt {self.attempt}"))
         for probe in self._probes.values():
             kill(probe.actor)
 
@@ -143,7 +145,7 @@ class Probes:
         while True:
             try:
                 await self._follow()
-                if looks % _REPORT_EVERY == 0 or any(probe.fresh for probe in self._probes.values()):
+                if looks % _REPORT_EVERY == 0 or any(map(_starts, self._answering())):
                     await self._read()
                     await self._write()
                 await self._tell_progress()
@@ -176,7 +178,7 @@ class Probes:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             "runtime_env": {"env_vars": {**self.environment, "OMP_NUM_THREADS": "1"}},
         }
-        return ray.remote(ProbeWorker).options(**options).remote(self.folder.path)
+        return ray.remote(ProbeWorker).options(**options).remote(self.folder.path, self.secret_names)
 
     async def _read(self) -> None:
         """Ask all probes; those that are slow, or start, are not waited for."""
@@ -236,13 +238,38 @@ class Probes:
             await asyncio.to_thread(write_node_reports, self.folder, self.attempt, reports)
 
     async def _keep_logs(self, probes: Iterable[_Probe] | None = None) -> None:
-        asked = [probe for probe in (self._answering() if probes is None else probes) if probe.actor is not None]
+        wanted = self._answering() if probes is None else probes
+        asked = [probe for probe in wanted if probe.actor is not None and not _keeps(probe)]
         each = min(_LOGS_BYTES, _ALL_LOGS_BYTES // max(1, len(self._probes)))
-        references = [probe.actor.keep_logs.remote(self.logs / "nodes" / probe.place, each) for probe in asked]
+        for probe in asked:
+            reference = probe.actor.keep_logs.remote(self.logs / "nodes" / probe.place, each)
+            probe.keeping = asyncio.ensure_future(_answer_of(reference))
+            probe.keeping.add_done_callback(_seen)
+        references = [asyncio.shield(probe.keeping) for probe in asked if probe.keeping is not None]
         names = [f"probe of {probe.place}" for probe in asked]
         for fault in await settle(references, _ANSWER_SECONDS, "keep_logs", names):
             if isinstance(fault, ArgusError):
                 logging.info("%s", fault.message)
+
+
+def _starts(probe: _Probe) -> bool:
+    """Whether it was made a moment ago and has not answered yet."""
+    return probe.fresh and time.monotonic() - probe.made_at < _START_SECONDS
+
+
+def _keeps(probe: _Probe) -> bool:
+    """Whether it still copies logs: where storage hangs, more wishes would take the threads that its readings need."""
+    return probe.keeping is not None and not probe.keeping.done()
+
+
+async def _answer_of(reference: Any) -> Any:
+    return await reference
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Nobody need ask for its exception."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _report(probe: _Probe) -> NodeReport:

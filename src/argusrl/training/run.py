@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,6 +115,7 @@ class Run:
     settled: bool = False  # ranks are in the state of the last commit
     journal_open: bool = False  # episode workers have segments of a step
     staging: asyncio.Future[Any] | None = None  # of a checkpoint that ranks were asked for
+    begun_checkpoint: Path | None = None  # the newest one that this driver began
     unwritten: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     rehearsal: Rehearsal | None = None  # of an ordinary run: none
     copies: BackgroundCopies | None = None  # where the recipe asks for copies
@@ -362,6 +364,7 @@ class Run:
     def _begin_checkpoint(self, commit: Commit) -> None:
         self.phase("checkpoint")
         self.at("checkpointing")
+        self.begun_checkpoint = self.folder.checkpoint(commit.step, self.epoch.number)
         staging = self.workers.ranks.save_checkpoint(self.chain.head_sha256, commit.state_digest)
         self.staging = asyncio.ensure_future(staging)
 
@@ -372,8 +375,8 @@ class Run:
         self.workers.position.step, self.workers.position.ahead = head.step, 0
         await self.staged()
         await self.workers.ranks.finish_checkpoint()
-        own = self.folder.checkpoint(head.step, self.epoch.number) / MANIFEST
-        await asyncio.to_thread(await_visible, own)  # the ranks said that it is there, if they wrote one
+        if self.begun_checkpoint is not None:  # the ranks said that it is there
+            await asyncio.to_thread(await_visible, self.begun_checkpoint / MANIFEST)
         if not any(checkpoint.step == head.step for checkpoint in durable_checkpoints(self.folder, self.chain)):
             self._begin_checkpoint(head)
             await self.staged()

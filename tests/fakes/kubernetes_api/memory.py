@@ -123,14 +123,6 @@ class MemoryKube:
         except NotFound:
             return False
 
-    def evict(self, pod: str, namespace: str | None = None, *, grace_seconds: int | None = None) -> bool:
-        place = self._place(POD, namespace)
-        try:
-            self._call("evict", POD, pod, lambda: self.store.evict(pod, place, grace_seconds))
-        except NotFound:
-            return False
-        return True
-
     def logs(
         self,
         pod: str,

@@ -237,10 +237,6 @@ class ApiServer:
             return self._list(request), 200
         if kind.name == "SelfSubjectAccessReview":
             return self._review(request), 201
-        if request.sub == "eviction":
-            options = request.body.get("deleteOptions") or {}
-            self.store.evict(name, place, options.get("gracePeriodSeconds"))
-            return {"kind": "Status", "apiVersion": "v1", "status": "Success"}, 201
         if request.verb == "create":
             return self.store.create(kind, request.body, place, **choice), 201
         if request.verb == "update":

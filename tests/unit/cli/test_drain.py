@@ -17,7 +17,8 @@ from argusrl.cli import drain as verb
 from argusrl.cli import main
 from argusrl.journal import attempts, drains
 from argusrl.journal.attempts import Heartbeat, Verdict, next_attempt, write_heartbeat, write_verdict
-from argusrl.journal.drains import Drained, answer_drain, asked_pods, open_drains, read_drain
+from argusrl.journal.drains import Drained, answer_drain, asked_pods, read_drain
+from argusrl.journal.submissions import Submission, record_submission
 from argusrl.storage.layout import RunFolder
 
 POD = "maze-s1-worker-abcde"
@@ -47,9 +48,9 @@ def answering(run: RunFolder, **answer) -> threading.Thread:
     """A driver that answers the first wish."""
 
     def work() -> None:
-        while not (wishes := open_drains(run)):
+        while not (wishes := asked_pods(run)):
             time.sleep(0.01)
-        answer_drain(run, Drained(pod=wishes[0].pod, **answer))
+        answer_drain(run, Drained(pod=next(iter(wishes)), **answer))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -93,6 +94,23 @@ def test_a_run_that_ends_meanwhile_answers_nobody_and_is_not_waited_for(run, mon
     monkeypatch.setattr(verb.time, "sleep", ends)
     assert main.run(["drain", "--wait"]) == 0
     assert "the run has ended: interrupted" in capsys.readouterr().out
+
+
+def test_a_driver_that_does_not_beat_answers_nobody(run, monkeypatch, capsys):
+    monkeypatch.setattr(verb, "_SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(verb, "_POLL_SECONDS", 0.01)
+    beat(run, 1)
+    assert main.run(["drain", "--wait"]) == 11
+    assert "the driver is silent" in capsys.readouterr().out
+
+
+def test_pods_of_a_submission_that_is_fenced_have_nothing_to_hand_over(run, monkeypatch, capsys):
+    fields = {"name": "maze-s2", "namespace": "default", "kind": "rayjob", "text": "", "time": 0.0, "manifest": {}}
+    record_submission(run, Submission(number=2, reason="head_lost", **fields))
+    monkeypatch.setenv("ARGUSRL_SUBMISSION", "1")
+    assert main.run(["drain", "--wait"]) == 0
+    assert "given to the cluster again as submission 2" in capsys.readouterr().out
+    assert asked_pods(run) == {}
 
 
 def test_storage_that_hangs_is_not_waited_for(run, impatient, monkeypatch, capsys):

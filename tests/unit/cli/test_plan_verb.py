@@ -104,6 +104,27 @@ def test_a_cpu_run_is_planned_for_this_machine(tiny_model: Path, capsys: pytest.
     assert "KV cache (engines)" in {line["name"] for line in host["lines"]}
 
 
+@pytest.mark.parametrize(("nodes", "slots"), [("5", 10), ("1", 2)])
+def test_the_slots_follow_the_nodes_of_the_command_line(
+    nodes: str, slots: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe says 6 slots for its own 3 nodes; a manifest of other nodes would be refused with them."""
+    text = answer(capsys, HYPERPOD, "cluster.slots=6", *G7E[:2], "--nodes", nodes)[1]
+    assert f"cluster.slots={slots} instead of 6: {nodes} × ml.g7e.12xlarge" in text
+    assert f"{slots} ranks, {slots} engines" in text
+
+
+def test_what_the_manifest_refuses_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["plan"], ["cluster", "manifest"]):
+        assert run([*verb, HYPERPOD, "cluster.slots=4"]) == 2
+        assert "3 nodes of 2 GPUs are 6 slots" in capsys.readouterr().err
+
+
+def test_a_model_config_that_is_not_there_is_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", recipe, "--model-config", "/nonexist"]) == 2
+    assert "--model-config /nonexist: there is no such file or folder" in capsys.readouterr().err
+
+
 def test_what_is_assumed_may_be_set(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (recipe, "--instance", "ml.g6e.48xlarge", "--json")
     before = json.loads(answer(capsys, *words)[1])

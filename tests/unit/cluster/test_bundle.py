@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from argusrl.cluster import bundle
 from argusrl.cluster.bundle import make_bundle
+from argusrl.cluster.kuberay_release import KUBERAY_IMAGE, KUBERAY_INSTALL, KUBERAY_VERSION
 from argusrl.errors import ClusterError, ConfigError
 from fakes.kubernetes_recipe import ROOT
 
@@ -44,8 +46,16 @@ def test_wheels_checksums_images_and_what_to_do_with_them(tmp_path: Path) -> Non
     digest = hashlib.sha256(b"download").hexdigest()
     assert f"{digest}  wheels/download-1.0-py3-none-any.whl\n" in (made.folder / "SHA256SUMS").read_text()
     images = (made.folder / "images.txt").read_text().split()
-    assert images == ["registry.example/argusrl:1", "quay.io/kuberay/operator:v1.7.0", "python:3.11.14-slim-bookworm"]
-    assert "--no-index --find-links wheels" in (made.folder / "README.md").read_text()
+    assert images == ["registry.example/argusrl:1", KUBERAY_IMAGE, "python:3.11.14-slim-bookworm"]
+    readme = (made.folder / "README.md").read_text()
+    assert "--no-index --find-links wheels" in readme
+    assert f"install kuberay-operator kuberay-operator-{KUBERAY_VERSION}.tgz" in readme
+
+
+def test_there_is_one_release_of_kuberay() -> None:
+    guide = (ROOT / "docs" / "hyperpod.md").read_text()
+    assert KUBERAY_INSTALL in guide
+    assert set(re.findall(r"(?:operator:v|--version )([0-9.]+[0-9])", guide)) == {KUBERAY_VERSION}
 
 
 def test_a_download_that_fails(tmp_path: Path) -> None:

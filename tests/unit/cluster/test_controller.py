@@ -12,8 +12,10 @@ from argusrl.cluster.controller import Controller, standing
 from argusrl.cluster.kinds import RAY_CLUSTER, RAY_JOB
 from argusrl.cluster.kube_api import NotFound, Unreachable
 from argusrl.cluster.names import FOLDER_ANNOTATION, JOB_ANNOTATION, RUN_LABEL, SUBMISSION_LABEL, SUBMISSION_VARIABLE
+from argusrl.cluster.run_record import RunRecord
+from argusrl.cluster.targets import ClusterJobTarget
 from argusrl.config.load import load_config, write_resolved
-from argusrl.errors import ClusterError
+from argusrl.errors import ClusterError, StorageError
 from argusrl.journal.submissions import read_end, read_made, submissions
 from argusrl.storage.publish import append_line
 from fakes.controlled_run import NODES, RECIPE, ControlledRun
@@ -108,6 +110,52 @@ def test_budgets_are_the_recipes(run, controller):
     assert watched.control.limits.resubmissions == 1
 
 
+def configured(run: ControlledRun, *changes: str) -> None:
+    run.folder.path.mkdir(exist_ok=True)
+    write_resolved(load_config(RECIPE, list(changes)).config, run.folder.config)
+
+
+def test_a_config_that_cannot_be_read_for_a_moment_is_read_again(run, controller, said, monkeypatch):
+    """Meanwhile nothing is decided by limits that are not the recipe's."""
+    run.submit()
+    configured(run, "cluster.budget.gpu_hours=5")
+
+    def fails(path):
+        raise StorageError("input/output error")
+
+    monkeypatch.setattr("argusrl.cluster.controller.read_resolved", fails)
+    (watched,) = controller.reconcile()
+    assert any("input/output error" in line for line in said)
+    assert watched.control.last is None
+    monkeypatch.undo()
+    controller.reconcile()
+    assert watched.control.limits.gpu_hours == 5.0
+    assert watched.control.last is not None
+
+
+def test_a_config_that_was_read_holds_while_a_changed_one_cannot_be(run, controller, said):
+    run.submit()
+    configured(run, "cluster.budget.gpu_hours=5")
+    (watched,) = controller.reconcile()
+    run.folder.config.write_text("torn")
+    controller.reconcile()
+    assert watched.control.limits.gpu_hours == 5.0
+    assert watched.control.last.row == "starting"
+    assert any("config.yaml" in line for line in said)
+
+
+def test_a_channel_that_cannot_be_opened_is_said_and_the_rest_of_the_recipe_holds(run, controller, said, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
+    run.submit()
+    configured(run, "cluster.notify.webhook=env:NO_SUCH_HOOK", "cluster.replace_nodes=true")
+    (watched,) = controller.reconcile()
+    assert watched.control.last is not None
+    assert watched.care.section.replace_nodes
+    assert sum("NO_SUCH_HOOK" in line for line in said) == 1
+    controller.reconcile()
+    assert sum("NO_SUCH_HOOK" in line for line in said) == 1
+
+
 def test_a_run_that_spent_its_gpu_hours_is_stopped(run, controller):
     run.submit()
     run.folder.path.mkdir()
@@ -185,6 +233,48 @@ def test_it_ends_when_asked(run, controller):
     thread.join(10)
     assert not thread.is_alive()
     assert len(submissions(run.folder)) == 1
+
+
+class TestStorageThatHangs:
+    """A call to it does not come back for as long as the test lasts."""
+
+    @pytest.fixture
+    def hang(self):
+        released = threading.Event()
+        yield lambda *_: released.wait(30)
+        released.set()
+
+    @pytest.fixture
+    def live(self, run, controller):
+        """The controller, watching in a thread; the event that ends it."""
+        run.submit()
+        stop = threading.Event()
+        thread = threading.Thread(target=controller.run, args=(stop, 0.01))
+        yield thread, stop
+        stop.set()
+        thread.join(10)
+
+    def until(self, holds) -> bool:
+        return any(holds() or threading.Event().wait(0.01) for _ in range(500))
+
+    def test_does_not_hold_up_the_end(self, controller, live, hang, monkeypatch):
+        closed = threading.Event()
+        monkeypatch.setattr(RunRecord, "look", hang)
+        monkeypatch.setattr(Controller, "close", lambda self: closed.set())
+        thread, stop = live
+        thread.start()
+        assert self.until(lambda: any(watched.busy for watched in controller.runs.values()))
+        stop.set()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert closed.is_set()
+
+    def test_does_not_hold_up_runs_that_are_there(self, run, live, hang, monkeypatch):
+        """Where it hangs for the folders of others, which are looked through for what is not finished."""
+        (run.root / "other" / "submissions").mkdir(parents=True)
+        monkeypatch.setattr("argusrl.cluster.controller.newest_submission", hang)
+        live[0].start()
+        assert self.until(run.folder.submission_made(1).exists)
 
 
 class FakeJobs:
@@ -308,6 +398,33 @@ class TestClusterThatIsThere:
             run.kube.patch(RAY_CLUSTER, name, {"metadata": {"annotations": {JOB_ANNOTATION: None}}})
         wait(run, controller, 60)
         assert read_end(run.folder, 1).outcome == "stopped"
+        assert jobs.given == []
+
+    @pytest.mark.parametrize("how", ["annotation", "cluster"])
+    def test_taking_it_off_keeps_an_intent_from_being_carried_out(self, run, controller, jobs, how):
+        """The head was lost and the next submission is on record; the person is faster than the new head."""
+        jobs.jobs.clear()
+        jobs.away = True
+        run.drop(run.head())
+        wait(run, controller, 60)
+        assert len(submissions(run.folder)) == 2
+        name = f"{run.label}-s1-abcde"
+        if how == "cluster":
+            run.kube.delete(RAY_CLUSTER, name)
+        else:
+            run.kube.patch(RAY_CLUSTER, name, {"metadata": {"annotations": {JOB_ANNOTATION: None}}})
+        jobs.away = False
+        run.pod(1, "head", NODES[0], place=9)
+        wait(run, controller, 60)
+        assert jobs.given == []
+        assert read_end(run.folder, 2).outcome == "stopped"
+
+    def test_nothing_is_submitted_to_a_cluster_that_was_taken_off(self, run, controller, jobs):
+        """Between the look and the request."""
+        (record,) = submissions(run.folder)
+        target = ClusterJobTarget(run.kube, lambda cluster: jobs)
+        run.kube.patch(RAY_CLUSTER, f"{run.label}-s1-abcde", {"metadata": {"annotations": {JOB_ANNOTATION: None}}})
+        assert target.create(record) == ""
         assert jobs.given == []
 
     def test_a_dashboard_that_does_not_answer_is_no_reason_for_anything(self, run, controller, jobs):

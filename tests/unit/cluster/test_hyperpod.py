@@ -152,6 +152,12 @@ def test_without_a_region_it_says_so(monkeypatch):
         connect("ml")
 
 
+def test_the_client_never_repeats_a_request_by_itself(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    assert connect("ml", "us-west-2").client.meta.config.retries["total_max_attempts"] == 1
+
+
 @mock_aws
 def test_against_a_service_that_keeps_clusters(monkeypatch):
     """moto keeps clusters and their nodes; it does not know the batch operations."""

@@ -13,7 +13,7 @@ from argusrl.cluster.names import DRAIN_ANNOTATION
 from argusrl.cluster.node_care import NodeCare
 from argusrl.config.sections import ClusterSection
 from argusrl.errors import ClusterError
-from argusrl.journal.drains import Drained, answer_drain, open_drains
+from argusrl.journal.drains import Drained, answer_drain, asked_pods, read_drain
 from argusrl.journal.node_reports import Finding, NodeReport, write_node_reports
 from argusrl.journal.submissions import node_actions, read_answer
 from fakes.controlled_run import NODES, ControlledRun
@@ -30,6 +30,7 @@ class FakeHyperPod:
         self.status = "Running"
         self.refusal = ""
         self.away = False
+        self.named: list[str] = []  # nodes whose instance was asked for
 
     def repair(self, action, instances):
         if self.away:
@@ -41,7 +42,8 @@ class FakeHyperPod:
         return Instance(instance=instance, status=self.status)
 
     def instance_of(self, node):
-        return ""
+        self.named.append(node)
+        return "i-00000000000000001" if node == "ip-10-0-0-1" else ""
 
     def events(self, instance, most):
         return [{"EventTime": "then", "Description": f"{instance} is unhealthy"}]
@@ -87,15 +89,18 @@ def worker(run: ControlledRun) -> str:
     return next(name for name in run.pods() if "worker-1" in name)
 
 
-def ecc(run: ControlledRun, count: int = 1, node: str = WORKER) -> None:
-    found = Finding(kind="ecc", cause="hardware", text="uncorrected errors", time=float(count), count=count)
-    report = NodeReport(ray_node="r", address="a", head=False, pod=worker(run), node=node, findings=[found])
+def ecc(run: ControlledRun, start: int = 1, node: str = WORKER) -> None:
+    """What the probe tells with every reading once there was an error: the same, now."""
+    found = Finding(kind="ecc", cause="hardware", text="uncorrected errors", time=run.seconds, count=1)
+    report = NodeReport(
+        ray_node=f"r{start}", address="a", head=False, pod=worker(run), node=node, time=run.seconds, findings=[found]
+    )
     write_node_reports(run.folder, 1, [report])
 
 
 def test_nothing_happens_on_healthy_nodes(run, care, service):
     look(run, care)
-    assert open_drains(run.folder) == []
+    assert asked_pods(run.folder) == {}
     assert node_actions(run.folder) == []
     assert service.asked == []
 
@@ -105,7 +110,8 @@ def test_a_node_that_is_about_to_go_is_drained(run, care, status):
     run.node(WORKER, node_health_status=status)
     look(run, care)
     look(run, care)
-    (drain,) = open_drains(run.folder)
+    assert asked_pods(run.folder) == {worker(run): False}
+    drain = read_drain(run.folder, worker(run))
     assert (drain.pod, drain.node, drain.asked_by) == (worker(run), WORKER, "controller")
     assert status in drain.reason
     assert drain.deadline_seconds == 25.0
@@ -117,7 +123,8 @@ def test_a_node_that_is_about_to_go_is_drained(run, care, status):
 def test_a_person_asks_by_annotation(run, care):
     run.kube.patch(POD, worker(run), {"metadata": {"annotations": {DRAIN_ANNOTATION: "maintenance"}}})
     look(run, care)
-    (drain,) = open_drains(run.folder)
+    assert asked_pods(run.folder) == {worker(run): False}
+    drain = read_drain(run.folder, worker(run))
     assert (drain.reason, drain.asked_by) == ("maintenance", "person")
 
 
@@ -186,12 +193,16 @@ class TestOwnEvidence:
         ecc(run)
         look(run, care)
         assert service.asked == []
-        assert open_drains(run.folder)[0].pod == worker(run)
+        assert asked_pods(run.folder) == {worker(run): False}
         answer_drain(run.folder, Drained(pod=worker(run), outcome="drained", seconds=1.0))
         look(run, care)
         look(run, care, 300)
         assert service.asked == [("reboot", INSTANCE)]
-        ecc(run, count=2)
+        for _ in range(3):  # its errors are still there to be read until it goes
+            ecc(run)
+            look(run, care)
+        assert service.asked == [("reboot", INSTANCE)]
+        ecc(run, start=2)
         look(run, care)
         look(run, care, 300)
         assert service.asked == [("reboot", INSTANCE), ("replace", INSTANCE)]
@@ -221,21 +232,59 @@ class TestOwnEvidence:
         assert not read_answer(run.folder, f"reboot-{INSTANCE}").done
         assert any("InvalidInstanceStatus" in notice.text for notice in run.told.notices)
 
-    def test_a_replacement_without_an_answer_is_asked_for_again_but_no_reboot_is(self, run, care, service):
+    @pytest.fixture
+    def drained(self, run, care):
         ecc(run)
         look(run, care)
         answer_drain(run.folder, Drained(pod=worker(run), outcome="drained", seconds=1.0))
-        service.away = True
+
+    @pytest.mark.usefixtures("drained")
+    def test_a_replacement_without_an_answer_is_asked_for_again(self, run, care, service):
         look(run, care)
-        ecc(run, count=2)
+        service.away = True
+        ecc(run, start=2)
         look(run, care)
         assert [action.action for action in node_actions(run.folder)] == ["reboot", "replace"]
         service.away = False
         look(run, care, 60)
+        assert service.asked == [("reboot", INSTANCE)]
+        look(run, care, 120)
+        look(run, care, 120)
+        assert service.asked == [("reboot", INSTANCE), ("replace", INSTANCE)]
+
+    @pytest.mark.usefixtures("drained")
+    def test_a_reboot_without_an_answer_is_neither_repeated_nor_followed_by_more(self, run, care, service):
+        service.away = True
+        look(run, care)
+        service.away = False
+        for _ in range(3):
+            ecc(run, start=2)
+            look(run, care, 120)
         assert service.asked == []
-        look(run, care, 120)
-        look(run, care, 120)
-        assert service.asked == [("replace", INSTANCE)]
+        assert [action.action for action in node_actions(run.folder)] == ["reboot"]
+        assert [notice.text for notice in run.told.notices if notice.key.startswith("unanswered:")] == [
+            f"nobody knows whether {INSTANCE} is rebooted: a person decides what follows"
+        ]
+
+    @pytest.mark.usefixtures("drained")
+    def test_a_reboot_that_was_refused_did_not_fail_to_help(self, run, care, service):
+        service.refusal = "InvalidInstanceStatus"
+        look(run, care)
+        service.refusal = ""
+        ecc(run, start=2)
+        look(run, care, 300)
+        assert service.asked == [("reboot", INSTANCE)]
+
+    def test_who_a_node_is_is_asked_once(self, run, care, service):
+        """It takes a list of the whole cluster."""
+        run.drop(worker(run))
+        run.node("ip-10-0-0-1")
+        run.pod(1, "worker", "ip-10-0-0-1", 1)
+        for _ in range(20):
+            ecc(run, node="ip-10-0-0-1")
+            look(run, care)
+        assert service.named == ["ip-10-0-0-1"]
+        assert service.asked == [("reboot", "i-00000000000000001")]
 
     def test_a_node_with_somebody_elses_pod_is_left_to_people(self, run, care, service):
         run.store.seed(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from argusrl.cluster.node_health import NodeFault, instance_in, node_health, parse_health_line
+from argusrl.cluster.node_health import NodeFault, instance_in, node_health
 
 PREFIX = "sagemaker.amazonaws.com/"
 XID_74 = "NVRM: Xid (PCI:0000:b9:00): 74"
@@ -17,7 +17,6 @@ def node(labels: dict[str, str] | None = None, **parts: Any) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True"}, *parts.get("conditions", [])]
     return {
         "metadata": {"name": "hyperpod-i-0123456789abcdef0", "labels": own, "annotations": annotations},
-        "spec": {"taints": parts.get("taints", [])},
         "status": {"conditions": conditions},
     }
 
@@ -61,7 +60,7 @@ def test_details_of_a_fault_come_from_the_annotation():
     health = node_health(
         node({"fault-types": "NvidiaErrorTerminate"}, annotations={"fault-details": json.dumps(details)})
     )
-    assert health.faults[0].xid == 74
+    assert health.faults[0].message == XID_74
     assert health.faults[0].time == "t"
 
 
@@ -72,7 +71,7 @@ def test_details_of_a_fault_that_is_over_are_history():
 
 def test_a_fault_may_show_as_a_condition_alone():
     condition = {"type": "NvidiaErrorReboot", "status": "True", "reason": "XidHardwareFailure", "message": XID_74}
-    assert node_health(node(conditions=[condition])).faults[0].xid == 74
+    assert node_health(node(conditions=[condition])).faults[0].message == XID_74
     assert node_health(node(conditions=[{**condition, "status": "False"}])).healthy
 
 
@@ -91,35 +90,9 @@ def test_nonsense_in_the_annotation_is_nothing_said():
         assert node_health(node(annotations={"fault-details": text})).healthy
 
 
-def test_the_taint_is_seen():
-    taint = {"key": f"{PREFIX}node-health-status", "value": "Unschedulable", "effect": "NoSchedule"}
-    assert node_health(node(taints=[taint])).tainted
-
-
 @pytest.mark.parametrize(
     ("name", "instance"),
     [("hyperpod-i-0123456789abcdef0", "i-0123456789abcdef0"), ("ip-10-0-0-1.ec2.internal", ""), ("hyperpod-i-xyz", "")],
 )
 def test_which_instance_a_node_is(name, instance):
     assert instance_in(name) == instance
-
-
-@pytest.mark.parametrize("key", ["details", "details: "])
-def test_a_line_of_the_health_agents_log(key):
-    message = f'Node condition NvidiaErrorReboot is now: True, reason: XidHardwareFailure, message: "{XID_74}"'
-    line = json.dumps(
-        {
-            "msg": "NPD caught event: %v",
-            key: {"timestamp": "t", "reason": "XidHardwareFailure", "message": message},
-            "HealthMonitoringAgentDetectionEvent": "HealthEvent",
-        }
-    )
-    fault = parse_health_line(line)
-    assert (fault.type, fault.reason, fault.xid) == ("NvidiaErrorReboot", "XidHardwareFailure", 74)
-
-
-@pytest.mark.parametrize(
-    "line", ["", "plain text", "[]", '{"msg": "x"}', '{"HealthMonitoringAgentDetectionEvent": "HealthEvent"}']
-)
-def test_other_lines_are_not_faults(line):
-    assert parse_health_line(line) is None

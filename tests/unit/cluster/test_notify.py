@@ -11,7 +11,6 @@ from botocore.stub import Stubber
 from argusrl.cluster.notices import Notice, Notices
 from argusrl.cluster.notify import Channel, NotDelivered, Topic, Webhook, body_of, channels, reward_collapse
 from argusrl.config.cluster_sections import NotifySection
-from argusrl.errors import ConfigError
 from argusrl.storage.layout import RunFolder
 
 NOTICE = Notice(
@@ -123,10 +122,16 @@ def test_a_recipe_names_channels_by_reference(monkeypatch, receiver):
     channel.send(NOTICE)
     channel.close()
     assert len(receiver.got) == 1
-    monkeypatch.delenv("HOOK")
-    with pytest.raises(ConfigError, match="env:HOOK"):
-        channels(NotifySection(webhook="env:HOOK"), lambda text: None)
     assert channels(NotifySection(), lambda text: None) == []
+
+
+def test_a_channel_that_cannot_be_opened_leaves_the_other_one(monkeypatch):
+    monkeypatch.delenv("HOOK", raising=False)
+    lost = []
+    (channel,) = channels(NotifySection(webhook="env:HOOK", sns_topic=TOPIC), lost.append)
+    channel.close()
+    assert len(lost) == 1
+    assert "env:HOOK" in lost[0]
 
 
 class TestNotices:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from argusrl.cluster.ray_jobs import RayJobs, head_address
-from argusrl.errors import ClusterError
+from argusrl.errors import ClusterError, ConfigError
 from fakes.ray_dashboard import RayDashboard
 
 
@@ -82,10 +83,53 @@ def test_addresses(dashboard: RayDashboard, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ClusterError, match="module sagemaker_ray is not installed") as caught:
         RayJobs("sagemaker_ray://studio/team")
     assert "pip install toolkit-for-ray-on-sagemaker-ai" in caught.value.hint
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    RayJobs(dashboard.url).version()
-    assert dashboard.headers[-1]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("address", ["", "http://", "http://host:port", "http://[", "https://", "my host", "http:///x"])
+def test_what_is_no_address_is_refused_before_anybody_is_asked(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        RayJobs(address)
+
+
+@pytest.fixture
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment without Ray's settings, and a home without its file."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_tokens_are_found_where_ray_looks_for_them(
+    dashboard: RayDashboard, no_token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent() -> str | None:
+        RayJobs(dashboard.url).version()
+        return dashboard.headers[-1].get("authorization")
+
+    assert sent() is None
+    (no_token / ".ray").mkdir()
+    (no_token / ".ray/auth_token").write_text("of-the-file\n")
+    assert sent() == "Bearer of-the-file"
+    (no_token / "mine").write_text("of-my-file")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(no_token / "mine"))
+    assert sent() == "Bearer of-my-file"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-the-environment")
+    assert sent() == "Bearer of-the-environment"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert sent() is None
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    (no_token / "mine").unlink()
+    with pytest.raises(ClusterError, match=r"RAY_AUTH_TOKEN_PATH .* cannot be read"):
+        sent()
+
+
+def test_a_token_that_ray_made_for_this_machine_is_sent_to_no_other(no_token: Path) -> None:
+    (no_token / ".ray").mkdir()
+    (no_token / ".ray/auth_token").write_text("of-the-file")
+    assert "Authorization" in RayJobs("http://localhost:1")._headers
+    assert "Authorization" not in RayJobs("http://ray.example.com:8265")._headers
 
 
 def test_a_module_knows_the_way_and_its_cookies(dashboard: RayDashboard, monkeypatch: pytest.MonkeyPatch) -> None:

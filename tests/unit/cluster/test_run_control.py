@@ -9,8 +9,9 @@ import pytest
 from argusrl.cluster.kinds import RAY_JOB
 from argusrl.cluster.kube_api import NotFound, Unreachable
 from argusrl.errors import FencedError
-from argusrl.journal.epochs import newest_epoch
+from argusrl.journal.epochs import newest_epoch, renew_epoch
 from argusrl.journal.submissions import read_end, read_made, record_submission
+from argusrl.storage.sealed_json import read_sealed
 from fakes.controlled_run import NODES, ControlledRun
 
 
@@ -169,6 +170,51 @@ def test_a_person_stops_a_run_by_deleting_its_job(running):
     assert len(running.records()) == 1
 
 
+class TestJobThatWasOverIsGone:
+    """KubeRay may delete a RayJob itself, 60 s after its end; the run may wait for longer than that."""
+
+    @pytest.fixture
+    def backing_off(self, run: ControlledRun) -> ControlledRun:
+        """The fourth submission in a row was evicted before a step: two minutes are waited for."""
+        run.submit()
+        run.look()
+        for number in (1, 2, 3, 4):
+            run.runs(number)
+            run.wait(10, beating=True)
+            run.ends(75, "interrupted")
+            run.says(number, "Failed", "AppFailed", "FAILED")
+            run.wait(65 if number < 4 else 5)
+        assert run.look() == "back_off"
+        return run
+
+    def delete(self, run: ControlledRun) -> None:
+        run.kube.delete(RAY_JOB, run.job(4)["metadata"]["name"])
+
+    def test_by_kuberay(self, backing_off):
+        backing_off.wait(60)
+        self.delete(backing_off)
+        assert set(backing_off.wait(20)) == {"back_off"}
+        backing_off.wait(120)
+        assert backing_off.records()[-1].number == 5
+        assert backing_off.job(5)
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_by_kuberay_with_a_controller_that_did_not_see_it_end(self, backing_off, known):
+        """One is new; the other one was there all the time, and looked away."""
+        other = backing_off.new_control()
+        if known:
+            other.reconcile(backing_off.jobs())
+        self.delete(backing_off)
+        assert other.reconcile(()).row == "back_off"
+
+    @pytest.mark.parametrize("seconds", [10, 100])
+    def test_by_a_person(self, backing_off, seconds):
+        backing_off.wait(seconds)
+        self.delete(backing_off)
+        assert backing_off.wait(5) == ["vanished"]
+        assert read_end(backing_off.folder, 4).outcome == "stopped"
+
+
 def test_and_may_submit_it_again(running):
     running.kube.delete(RAY_JOB, running.job(1)["metadata"]["name"])
     running.wait(10)
@@ -279,6 +325,26 @@ def test_nothing_is_decided_while_the_run_folder_is_away(running):
     assert running.told.notices[-1].key.startswith("storage_away")
 
 
+def test_trouble_that_comes_back_is_told_again_and_trouble_that_lasts_is_not(running):
+    elsewhere = running.root.with_name("elsewhere")
+    for _ in range(3):
+        running.root.rename(elsewhere)
+        running.wait(600)
+        elsewhere.rename(running.root)
+        running.wait(30, beating=True)
+    assert [notice.kind for notice in running.told.notices if notice.key.startswith("storage_away")] == ["stall"] * 3
+
+
+def test_trouble_that_comes_and_goes_is_told_every_five_minutes_at_most(running):
+    elsewhere = running.root.with_name("elsewhere")
+    for _ in range(60):
+        running.root.rename(elsewhere)
+        running.wait(5)
+        elsewhere.rename(running.root)
+        running.wait(5, beating=True)
+    assert len([notice for notice in running.told.notices if notice.key.startswith("storage_away")]) in (3, 4)
+
+
 def test_an_outage_that_both_waited_through_is_no_silence(running):
     """The controller sees storage come back before the driver's next heartbeat does."""
     elsewhere = running.root.with_name("elsewhere")
@@ -340,11 +406,17 @@ def test_an_end_that_another_controller_recorded_meanwhile_stands(running):
     assert running.jobs() == []
 
 
-def test_gpu_hours_are_what_attempts_took(running, monkeypatch):
-    from argusrl.storage.sealed_json import read_sealed
-
-    began = read_sealed(running.folder.epoch(1))["time"]
-    running.beats = began + 3600
+def test_gpu_hours_are_what_attempts_took(running):
+    running.beats = read_sealed(running.folder.epoch(1))["time"] + 3600
     running.beat()
+    running.look()
+    assert running.control.view.gpu_hours == pytest.approx(6.0, rel=0.01)
+
+
+def test_a_driver_that_heals_itself_goes_on_spending(running):
+    """It claims another epoch, for the same attempt."""
+    running.beats = read_sealed(running.folder.epoch(1))["time"] + 3600
+    running.beat()
+    renew_epoch(running.epoch, {"attempt": 1})
     running.look()
     assert running.control.view.gpu_hours == pytest.approx(6.0, rel=0.01)

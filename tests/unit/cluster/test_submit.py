@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from argusrl.cluster.kinds import RAY_JOB
+from argusrl.cluster.kinds import RAY_JOB, SERVICE_ACCOUNT
 from argusrl.cluster.kube_api import Conflict, KubeError
 from argusrl.cluster.manifests.render import render
 from argusrl.cluster.names import submission_name
-from argusrl.cluster.submit import job_of_recipe, next_number, submit_documents
+from argusrl.cluster.numbering import remember_number
+from argusrl.cluster.ray_jobs import RayJobs
+from argusrl.cluster.submit import job_of_recipe, jobs_of_run, next_number, submit_documents
 from argusrl.config.load import load_config, write_resolved
 from argusrl.errors import ClusterError, ConfigError
 from argusrl.recovery.resume import choose_run, create_run
 from argusrl.storage.layout import RunFolder
 from fakes.kubernetes_api import MemoryKube, Store
 from fakes.kubernetes_recipe import kubernetes_config
+from fakes.ray_dashboard import RayDashboard
 
 
 def test_two_people_who_submit_at_the_same_moment_make_one_submission() -> None:
@@ -27,6 +30,37 @@ def test_two_people_who_submit_at_the_same_moment_make_one_submission() -> None:
     with pytest.raises(ClusterError, match="created by somebody else at this moment"):
         submit_documents(second, render(config, number), "maze", number)
     assert [job["metadata"]["name"] for job in store.objects(RAY_JOB)] == [submission_name("maze", 1)]
+
+
+@pytest.mark.parametrize(
+    ("run", "mine"),
+    [("maze", {"maze-s3"}), ("maze-s1", {"maze-s1-s1"}), ("maze-small", {"maze-small-s3"}), ("m", set())],
+)
+def test_a_run_takes_no_other_runs_jobs_for_its_own(run: str, mine: set[str]) -> None:
+    with RayDashboard() as dashboard:
+        for name in ("maze-s3", "maze-small-s3", "maze-s1-s1", "maze-sx", "maze-s", "maze-s0", "x-maze-s3"):
+            dashboard.set(name, "RUNNING")
+        assert {job.submission_id for job in jobs_of_run(RayJobs(dashboard.url), run)} == mine
+
+
+def test_a_number_that_anybody_remembers_is_not_given_twice() -> None:
+    kube = MemoryKube(Store(schemas=None))
+    remember_number(kube, "maze", "default", 4)  # a run without an account has none to write on
+    assert next_number(kube, "maze", "default") == 1
+    submit_documents(kube, render(kubernetes_config("run.name=maze"), 1), "maze", 1)
+    kube.store.delete(RAY_JOB, "maze-s1", "default")
+    remember_number(kube, "maze", "default", 3)
+    remember_number(kube, "maze", "default", 2)
+    assert next_number(kube, "maze", "default") == 4
+    assert next_number(kube, "maze", "default", recorded=7) == 8
+
+
+def test_whoever_may_not_write_a_number_down_is_not_kept_from_anything() -> None:
+    def refuse(verb: str, kind: object, name: str) -> None:
+        if kind is SERVICE_ACCOUNT:
+            raise KubeError("forbidden")
+
+    remember_number(MemoryKube(Store(schemas=None), before=refuse), "maze", "default", 3)
 
 
 def test_a_conflict_that_is_no_other_submission_is_passed_on() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from argusrl.cluster.kinds import NAMESPACE, SERVICE_ACCOUNT
 from argusrl.cluster.kube_api import Object
+from argusrl.cluster.numbering import remembered_number
 from argusrl.cluster.sighting import (
     gpus_of,
     head_of,
@@ -16,8 +18,10 @@ from argusrl.cluster.sighting import (
     submission_of,
     unschedulable,
 )
-from argusrl.cluster.targets import cluster_job, next_manifest, recorded_manifest
+from argusrl.cluster.targets import RayJobTarget, cluster_job, next_manifest, recorded_manifest
 from argusrl.errors import ClusterError
+from argusrl.journal.submissions import Submission
+from fakes.kubernetes_api import MemoryKube, Store
 
 
 def ray_job(status: str = "", *, suspend: bool | None = None, deleting: bool = False) -> Object:
@@ -164,3 +168,18 @@ def test_gpus_of_all_worker_pods():
 @pytest.mark.parametrize(("text", "seconds"), [("1970-01-01T00:01:00Z", 60.0), (None, None), ("soon", None)])
 def test_times_of_kubernetes(text, seconds):
     assert seconds_of(text) == seconds
+
+
+def test_a_number_that_a_controller_takes_is_on_the_account_of_the_run() -> None:
+    store = Store()
+    kube = MemoryKube(store)
+    kube.create(NAMESPACE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "maze", "namespace": "team"}}
+    kube.create(SERVICE_ACCOUNT, account, "team")
+    manifest = {**ray_job(), "metadata": {"name": "maze-s3", "namespace": "team", "labels": {"argusrl.io/run": "maze"}}}
+    del manifest["status"]
+    intent = Submission(
+        number=3, name="maze-s3", namespace="team", kind="rayjob", reason="lost", text="", time=1.0, manifest=manifest
+    )
+    assert RayJobTarget(kube).create(intent)
+    assert remembered_number(kube, "maze", "team") == 3

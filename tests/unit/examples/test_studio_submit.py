@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +76,7 @@ def test_submitting_checks_first_and_stops_where_that_fails(
     assert studio.submit(str(RECIPE), "run.name=maze") == ("maze", "default")
     assert [words[1] for words in calls] == ["manifest", "submit"]
     assert "--live" in calls[0]
+    assert Path(calls[0][-1]).is_absolute()  # nobody's run.yaml is overwritten
     monkeypatch.setattr(studio, "argusrl", lambda words: 7)
     with pytest.raises(SystemExit, match="7"):
         studio.submit(str(RECIPE))

@@ -211,6 +211,20 @@ def test_the_drivers_own_node_ends_the_run_in_good_order(world):
     assert asyncio.run(play(sealed=True)).outcome == "drained"
 
 
+def test_a_driver_stays_on_the_node_that_a_driver_before_it_was_asked_to_leave(world):
+    async def play():
+        w = world("h")
+        w.ask("h")
+        answer_drain(w.folder, Drained(pod="h", outcome="drained", seconds=1.0))
+        w.drains.start()
+        await asyncio.sleep(0.05)
+        await w.drains.stop(sealed=False)
+        assert not w.run.stop.is_set()
+        assert w.events == []
+
+    asyncio.run(play())
+
+
 def test_when_the_run_ends_in_good_order_every_node_may_go(world, monkeypatch):
     async def play():
         w = world("a", "b")

@@ -22,7 +22,8 @@ class Actor:
     def __init__(self, pod: str, clock_ahead: float = 0.0) -> None:
         self.pod, self.clock_ahead = pod, clock_ahead
         self.fault: Exception | None = None
-        self.hangs = False
+        self.hangs = False  # when it is read
+        self.copies_for_ever = False
         self.kept: list = []
         self.said: list[str] = []
 
@@ -35,6 +36,8 @@ class Actor:
 
     async def _keep(self, folder, most_bytes: int) -> int:
         self.kept.append((folder.name, most_bytes))
+        if self.copies_for_ever:
+            await asyncio.sleep(60)
         return most_bytes
 
     async def _leave(self) -> bool:
@@ -179,6 +182,33 @@ def test_logs_are_kept_by_pod_and_within_a_bound_for_all_nodes(cluster, tmp_path
 
     play(tmp_path, scenario)
     assert cluster.actors["b"].kept == [("pod-b", 60)]  # at the end of the attempt
+
+
+def test_a_probe_that_still_copies_logs_is_not_asked_again(cluster, tmp_path):
+    async def scenario(probes):
+        cluster.join("a")
+        await until(lambda: probes.known("pod-a"))
+        cluster.actors["a"].copies_for_ever = True
+        for _ in range(3):
+            await probes.keep_logs_of("a")
+        assert len(cluster.actors["a"].kept) == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_died_before_its_probe_answered_does_not_make_the_others_busy(cluster, tmp_path):
+    async def scenario(probes):
+        cluster.join("a")
+        await until(lambda: probes.known("pod-a"))
+        cluster.actors["b"] = Actor("pod-b")
+        cluster.actors["b"].hangs = True
+        cluster.join("b")
+        await until(lambda: "b" in probes._probes)
+        cluster.lose("b")
+        await until(lambda: not probes._probes["b"].alive)
+        assert not any(map(probing._starts, probes._answering()))
+
+    play(tmp_path, scenario)
 
 
 def test_one_worker_node_repeats_what_the_run_does_and_another_one_takes_over(cluster, tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argusrl.cli.cluster.options import ContextOption, open_kube
+from argusrl.cli.cluster.options import ContextOption, open_kube, write_objects
 
 if TYPE_CHECKING:
     from argusrl.cluster.kube import Kube
@@ -34,13 +34,23 @@ def register(app: typer.Typer) -> None:
         ] = None,
         image: Annotated[str, typer.Option("--image", help="Image of the controller; the CPU image will do.")] = "",
         replicas: Annotated[int, typer.Option("--replicas", min=1, max=2, help="Controllers.")] = 1,
+        node_label: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--node-label",
+                metavar="KEY=VALUE",
+                help="Nodes for the controller (repeatable); default: those of the recipe's head.",
+            ),
+        ] = None,
         role_arn: Annotated[str | None, typer.Option("--role-arn", help="IAM role of the controller (IRSA).")] = None,
         group: Annotated[str | None, typer.Option("--group", help="Group of users who may run things there.")] = None,
         secret: Annotated[
             list[str] | None,
             typer.Option("--secret", metavar="NAME=SECRET/KEY", help="Variable of the controller, e.g. a webhook."),
         ] = None,
-        prepull: Annotated[bool, typer.Option("--prepull", help="Keep the image on all worker nodes.")] = False,
+        prepull: Annotated[
+            bool, typer.Option("--prepull", help="Keep the image on all nodes of workers and heads.")
+        ] = False,
         output: Annotated[str, typer.Option("--output", help="File for the YAML, or - for standard output.")] = "-",
         context: ContextOption = None,
         apply: Annotated[
@@ -48,10 +58,11 @@ def register(app: typer.Typer) -> None:
         ] = False,
     ) -> None:
         """Install the controller, its rights and those of users: once for a cluster, by an administrator."""
-        from argusrl.cluster.manifests.document import to_yaml
+        from argusrl.cluster.manifests.check import problems_of
         from argusrl.cluster.manifests.install import install as objects
         from argusrl.cluster.manifests.install import installation_of
         from argusrl.config.load import load_config
+        from argusrl.errors import ConfigError
 
         changes = [*(overrides or []), *([f"cluster.kubernetes.volume.claim={claim}"] if claim else [])]
         wanted = installation_of(
@@ -60,19 +71,19 @@ def register(app: typer.Typer) -> None:
             run_namespaces=run_namespace or [],
             image=image,
             replicas=replicas,
+            node_labels=_labels(node_label or []),
             role_arn=role_arn,
             group=group,
             secrets=_secrets(secret or []),
             prepull=prepull,
         )
         documents = objects(wanted)
+        if problems := [problem for document in documents for problem in problems_of(document.value)]:
+            raise ConfigError(problems)
         if apply:
             _apply([document.value for document in documents], open_kube(context, None))
-        elif output == "-":
-            typer.echo(to_yaml(documents), nl=False)
         else:
-            Path(output).write_text(to_yaml(documents), encoding="utf-8")
-            typer.echo(f"{output}: {len(documents)} objects; kubectl apply -f {output}")
+            write_objects(documents, output)
 
 
 def _secrets(texts: list[str]) -> dict[str, str]:
@@ -83,6 +94,14 @@ def _secrets(texts: list[str]) -> dict[str, str]:
     wrong = [text for text in texts if not re.fullmatch(r"[A-Za-z_]\w*=[-.a-z0-9]+/[-._A-Za-z0-9]+", text)]
     if wrong:
         raise ConfigError([f"--secret {text.partition('=')[0]}: write NAME=SECRET/KEY" for text in wrong])
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _labels(texts: list[str]) -> dict[str, str]:
+    from argusrl.errors import ConfigError
+
+    if wrong := [text for text in texts if "=" not in text.strip("=")]:
+        raise ConfigError([f"--node-label {text}: write KEY=VALUE" for text in wrong])
     return dict(text.split("=", 1) for text in texts)
 
 

@@ -137,6 +137,8 @@ def _kept(found: RunOverview, root: Path | None, attempt: int | None, words: lis
     from argusrl.journal.attempts import newest_attempt
     from argusrl.observe.redact import Redactor
 
+    if attempt is None:
+        _require_started(found)
     if not found.folder:
         raise ConfigError(f"run {found.run} has no pod that fits, and no object names its folder")
     folder = seen_folder(found.folder, root)
@@ -160,6 +162,23 @@ def _kept(found: RunOverview, root: Path | None, attempt: int | None, words: lis
             typer.echo(redactor.text(line))
 
 
+def _require_started(found: RunOverview) -> None:
+    """Raises ConfigError with the reason where the newest submission has no head yet, but will have."""
+    from argusrl.errors import ConfigError
+
+    newest = found.newest
+    heads = [pod for pod in found.pods if pod.role == "head"]
+    if newest is None or not newest.live or any(pod.phase != "Pending" for pod in heads):
+        return
+    waiting = [one for one in found.waiting if not heads or one.what in (newest.name, *(pod.name for pod in heads))]
+    why = "; ".join(one.text for one in waiting if one.text) or "KubeRay has not made its pods yet"
+    hint = next((one.hint for one in waiting if one.hint), "")
+    raise ConfigError(
+        f"{newest.name} has not started: {why}",
+        "; ".join(filter(None, [hint, f"--attempt N shows what an earlier attempt of {found.run} left"])),
+    )
+
+
 def _print_reader(found: RunOverview) -> None:
     from argusrl.cluster.reader_pod import reader_pod
     from argusrl.config.yaml_file import dump_yaml
@@ -169,7 +188,7 @@ def _print_reader(found: RunOverview) -> None:
     typer.echo(
         f"# argusrl cluster logs {found.run} --reader | kubectl apply -f -\n"
         f"# kubectl exec -n {found.namespace} {name} -- ls {found.folder}/attempts\n"
-        f"# kubectl cp {found.namespace}/{name}:{found.folder.lstrip('/')}/attempts attempts\n"
+        f"# kubectl cp {found.namespace}/{name}:{found.folder}/attempts attempts\n"
         f"# kubectl delete -n {found.namespace} pod {name}\n" + dump_yaml(document),
         nl=False,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argusrl.cli.cluster.options import ContextOption, open_kube
+from argusrl.cli.cluster.options import ContextOption, open_kube, write_objects
 
 if TYPE_CHECKING:
     from argusrl.cluster.kube import Kube
@@ -67,7 +67,6 @@ def _render(
     as_json: bool,
 ) -> None:
     from argusrl.cli.output import say_json
-    from argusrl.cluster.manifests.document import to_yaml
     from argusrl.cluster.manifests.render import render
     from argusrl.config.load import load_config
     from argusrl.errors import ConfigError
@@ -80,26 +79,29 @@ def _render(
         _require_valid(values, kube)
     if as_json:
         say_json(values)
-    elif output == "-":
-        typer.echo(to_yaml(documents), nl=False)
     else:
-        Path(output).write_text(to_yaml(documents), encoding="utf-8")
-        typer.echo(f"{output}: {len(documents)} objects; kubectl apply -f {output}")
+        write_objects(documents, output)
 
 
 def _check_file(path: Path, kube: Kube | None, *, as_json: bool) -> None:
     from argusrl.cli.output import say, say_json
-    from argusrl.cluster.manifests.check import read_documents
+    from argusrl.cluster.manifests.check import read_documents, unchecked
 
     documents = read_documents(path)
     if as_json:
         problems = _problems(documents, kube)
-        say_json({"file": str(path), "valid": not problems, "problems": problems})
+        notes = list(filter(None, map(unchecked, documents)))
+        say_json({"file": str(path), "valid": not problems, "problems": problems, "notes": notes})
         if problems:
             raise typer.Exit(2)
         return
     _require_valid(documents, kube)
-    say(f"✓ {path}: {len(documents)} {'object is' if len(documents) == 1 else 'objects are'} valid", "green")
+    notes = list(filter(None, map(unchecked, documents)))
+    for note in notes:
+        say(f"– {note}", "yellow")
+    checked = len(documents) - len(notes)
+    if checked:
+        say(f"✓ {path}: {checked} {'object is' if checked == 1 else 'objects are'} valid", "green")
 
 
 def _cluster(live: bool, context: str | None) -> Kube | None:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from argusrl.cluster.kube import Kube
+    from argusrl.cluster.manifests.document import Document
     from argusrl.storage.layout import RunFolder
 
 NamespaceOption = Annotated[
@@ -36,6 +39,21 @@ def open_kube(context: str | None, namespace: str | None) -> Kube:
     from argusrl.cluster.kube import connect
 
     return connect(context, namespace)
+
+
+def write_objects(documents: Sequence[Document], output: str) -> None:
+    """As YAML, to a file or for - to standard output. Raises ConfigError where the file cannot be written."""
+    from argusrl.cluster.manifests.document import to_yaml
+    from argusrl.errors import ConfigError
+
+    if output == "-":
+        typer.echo(to_yaml(documents), nl=False)
+        return
+    try:
+        Path(output).write_text(to_yaml(documents), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}") from error
+    typer.echo(f"{output}: {len(documents)} objects; kubectl apply -f {output}")
 
 
 def seen_folder(folder: str, root: Path | None) -> RunFolder | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argusrl.cli.cluster.options import AddressOption, ClusterOption, ContextOption, NamespaceOption
+from argusrl.cli.cluster.options import AddressOption, ClusterOption, ContextOption, NamespaceOption, RunsOption
 
 if TYPE_CHECKING:
     from argusrl.cluster.kube import Kube
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
         watch: Annotated[
             bool, typer.Option("--watch", help="Stay and say what happens; the exit code says how it ended.")
         ] = False,
+        root: RunsOption = None,
         namespace: NamespaceOption = None,
         context: ContextOption = None,
     ) -> None:
@@ -38,7 +39,7 @@ def register(app: typer.Typer) -> None:
         Creates what `argusrl cluster manifest` shows, under the next number of the run. With --address or --cluster
         the run becomes a job of a Ray cluster that is there, and the recipe travels with it.
         """
-        raise typer.Exit(run(recipe, overrides or [], address, cluster, watch, namespace, context))
+        raise typer.Exit(run(recipe, overrides or [], address, cluster, watch, root, namespace, context))
 
 
 def run(
@@ -47,6 +48,7 @@ def run(
     address: str | None,
     cluster: str | None,
     watch: bool,
+    root: Path | None,
     namespace: str | None,
     context: str | None,
 ) -> int:
@@ -60,18 +62,41 @@ def run(
     config = load_config(recipe, overrides).config
     if address is not None:
         with open_jobs(address) as jobs:
-            made = submit_job(jobs, config)
+            made = submit_job(jobs, config, _recorded(None, config, root))
             return _said_job(made, jobs, f"--address {address}", watch=watch)
     section = config.cluster.kubernetes
     kube = open_kube(context, namespace or (section.namespace if section is not None else None))
     if cluster is not None:
         with open_cluster_jobs(kube, cluster) as jobs:
-            made = submit_to_cluster(kube, jobs, cluster, kube.namespace, config)
+            recorded = _recorded(kube, config, root)
+            made = submit_to_cluster(kube, jobs, cluster, kube.namespace, config, recorded)
             return _said_job(made, jobs, f"--cluster {cluster}", watch=watch)
-    return _submit_ray_job(kube, config, watch=watch)
+    return _submit_ray_job(kube, config, _recorded(None, config, root), watch=watch)
 
 
-def _submit_ray_job(kube: Kube, config: Config, *, watch: bool) -> int:
+def _recorded(kube: Kube | None, config: Config, root: Path | None) -> int:
+    """The highest submission that the run folder knows: read here, else by the run's head pod; 0 if nobody sees it."""
+    from argusrl.cli.cluster.options import seen_folder
+    from argusrl.cli.cluster.record import read_record
+    from argusrl.cluster.kube_api import KubeError
+    from argusrl.cluster.overview import overviews
+    from argusrl.journal.submissions import newest_submission
+
+    name = str(config.run.name)
+    folder = seen_folder(str(config.run.root / name), root)
+    if folder is not None:
+        return newest_submission(folder)
+    record = None
+    if kube is not None:
+        try:
+            found = overviews(kube, name)
+        except KubeError:  # who may not list pods may submit all the same
+            found = []
+        record = read_record(kube, found[0], root)[0] if found else None
+    return max((one["number"] for one in (record or {}).get("submissions", [])), default=0)
+
+
+def _submit_ray_job(kube: Kube, config: Config, recorded: int, *, watch: bool) -> int:
     from argusrl.cli.cluster.watching import watch_run
     from argusrl.cli.output import say
     from argusrl.cluster.manifests.check import problems_of
@@ -87,7 +112,7 @@ def _submit_ray_job(kube: Kube, config: Config, *, watch: bool) -> int:
     if section.namespace != kube.namespace:  # --namespace
         section = section.model_copy(update={"namespace": kube.namespace})
         config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"kubernetes": section})})
-    number = next_number(kube, name, kube.namespace)
+    number = next_number(kube, name, kube.namespace, recorded)
     documents = render(config, number)
     if problems := [problem for document in documents for problem in problems_of(document.value)]:
         raise ConfigError(problems, "argusrl cluster manifest RECIPE --validate shows the objects")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from argusrl.cluster.kube_api import Object
     from argusrl.cluster.targets import RayJobsApi
 
+_ROOT_SECONDS = 5.0  # between looks for a root that is not there yet
+
 
 def register(app: typer.Typer) -> None:
     """Add the sub-verb."""
@@ -41,8 +43,11 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Keep the runs of a cluster going: resubmit, drain, notify. A Deployment runs this.
 
-        It keeps nothing of its own, so it may be killed at any time, and two may run. SIGTERM ends it.
+        It keeps nothing of its own, so it may be killed at any time, and two may run. SIGTERM ends it. A root that is
+        not there yet is waited for.
         """
+        if not _await_root(root.absolute(), wait=not once, as_json=as_json):
+            return
         controller = _controller(root.absolute(), namespace or [""], hyperpod, region, context, quiet=as_json)
         if once:
             _once(controller, as_json)
@@ -50,15 +55,40 @@ def register(app: typer.Typer) -> None:
             _watch(controller, as_json)
 
 
+def _await_root(root: Path, *, wait: bool, as_json: bool) -> bool:
+    """Wait until the root is there: on a new file system it is made after the controller. False when told to end.
+
+    Raises ConfigError where nobody waits.
+    """
+    import json
+    import signal
+    import threading
+
+    from argusrl.errors import ConfigError
+
+    missing = f"{root} is not there"
+    hint = "mount the shared file system where pods have it and make the folder (mkdir -p), or give --root"
+    if root.is_dir():
+        return True
+    if not wait:
+        raise ConfigError(missing, hint)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    text = f"waiting: {missing}; {hint}"
+    say(json.dumps({"message": text}) if as_json else text, None if as_json else "yellow")
+    while not root.is_dir():
+        if stop.wait(_ROOT_SECONDS):
+            return False
+    return True
+
+
 def _controller(
     root: Path, namespaces: list[str], hyperpod: str | None, region: str | None, context: str | None, *, quiet: bool
 ) -> Controller:
     from argusrl.cluster.controller import Controller
     from argusrl.cluster.kube import connect
-    from argusrl.errors import ConfigError
 
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not there", "mount the shared file system where pods have it, or give --root")
     kube = connect(context, namespaces[0] or None)
     return Controller(
         root=root,

@@ -7,14 +7,12 @@ from typing import Any
 from argusrl.cluster.doctor.finding import Finding, Result, Subject, version_of
 from argusrl.cluster.kinds import CRD, DEPLOYMENT, LOCAL_QUEUE, RAY_CLUSTER, RAY_JOB, Kind
 from argusrl.cluster.kube_api import Denied, KubeApi, NotFound, Object, name_of
+from argusrl.cluster.kuberay_release import KUBERAY_INSTALL
 
-_INSTALL = (
-    "helm repo add kuberay https://ray-project.github.io/kuberay-helm/ && "
-    "helm install kuberay-operator kuberay/kuberay-operator"
-)
 _UPGRADE = "upgrade KubeRay, its CRDs first (helm does not upgrade CRDs by itself)"
 _TESTED = (1, 7)  # manifests are checked against the schemas of this version
 _OLDEST = (1, 6)
+_DELETES_FINISHED = "DELETE_RAYJOB_CR_AFTER_JOB_FINISHES"
 _FIELDS = ("preRunningDeadlineSeconds", "submitterConfig", "ttlSecondsAfterFinished")  # of RayJob, that are rendered
 
 
@@ -28,7 +26,7 @@ def check_operator(subject: Subject) -> list[Finding]:
     found = subject.kube.list(DEPLOYMENT, "", labels="app.kubernetes.io/name=kuberay-operator").items
     if not found:
         text = "no Deployment app.kubernetes.io/name=kuberay-operator"
-        return [Finding("kuberay operator", "failed", text, _INSTALL)]
+        return [Finding("kuberay operator", "failed", text, KUBERAY_INSTALL)]
     return [Finding("kuberay operator", *_operator(deployment)) for deployment in found]
 
 
@@ -38,11 +36,14 @@ def _operator(deployment: Object) -> tuple[Result, str, str]:
     version = version_of(image.rpartition(":")[2])
     text = f"{place} {image.rpartition('/')[2]}"
     if not (deployment.get("status") or {}).get("availableReplicas"):
-        return "failed", f"{text} does not run", f"kubectl describe deployment {place}"
+        return "failed", f"{text} does not run", f"kubectl describe deployment -n {place.replace('/', ' ')}"
     if not version:
         return "warning", f"{text}: its tag says no version", "1.6 or newer is needed"
     if version[:2] < _OLDEST:
         return "failed", f"{text} is too old", _UPGRADE
+    if _deletes_finished(deployment):
+        detail = f"{text} deletes RayJobs that are over ({_DELETES_FINISHED}): what it says about them goes with them"
+        return "warning", detail, "take that variable off: a run that is stopped within seconds of it comes back"
     if version[:2] != _TESTED:
         detail = f"{text}; manifests are checked against the schemas of 1.7"
         return "warning", detail, "argusrl cluster manifest RECIPE --live"
@@ -83,12 +84,12 @@ def _crd(subject: Subject, kind: Kind) -> Finding:
     try:
         definition = subject.kube.get(CRD, name)
     except NotFound:
-        return Finding(f"crd {kind.name}", "failed", f"{name} is not installed", _INSTALL)
+        return Finding(f"crd {kind.name}", "failed", f"{name} is not installed", KUBERAY_INSTALL)
     except Denied:  # cluster-scoped; whether the kind is served can be seen in the namespace, too
         try:
             subject.kube.list(kind)
         except NotFound:
-            return Finding(f"crd {kind.name}", "failed", f"{name} is not installed", _INSTALL)
+            return Finding(f"crd {kind.name}", "failed", f"{name} is not installed", KUBERAY_INSTALL)
         return Finding(f"crd {kind.name}", "ok", f"{kind.api_version} is served (you may not read the CRD itself)")
     versions: dict[str, Object] = {one["name"]: one for one in definition["spec"]["versions"]}
     version = kind.api_version.rpartition("/")[2]
@@ -106,6 +107,11 @@ def _spec_fields(version: Object) -> dict[str, Any]:
     schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
     fields: dict[str, Any] = ((schema.get("properties") or {}).get("spec") or {}).get("properties") or {}
     return fields
+
+
+def _deletes_finished(deployment: Object) -> bool:
+    variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
+    return any(one["name"] == _DELETES_FINISHED and str(one.get("value")).lower() == "true" for one in variables)
 
 
 def _image(deployment: Object) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from argusrl.cluster.doctor.finding import Finding, Subject
 from argusrl.cluster.kinds import NODE
 from argusrl.cluster.kube_api import Object, labels_of
-from argusrl.cluster.manifests.placement import GROUP_LABEL, INSTANCE_LABEL
+from argusrl.cluster.manifests.placement import INSTANCE_LABEL, group_selector
+from argusrl.cluster.manifests.sizes import worker_size
 from argusrl.cluster.node_health import node_health
 from argusrl.config.cluster_sections import NodeGroupSection, WorkersSection
+from argusrl.errors import ConfigError
 
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 
@@ -55,11 +57,7 @@ def _devices(nodes: Sequence[Object]) -> Finding:
 
 
 def _fits(role: str, group: NodeGroupSection, count: int, nodes: Sequence[Object]) -> Finding:
-    wanted = dict(group.selector)
-    if group.instance is not None:
-        wanted[INSTANCE_LABEL] = group.instance
-    if group.instance_group is not None:
-        wanted[GROUP_LABEL] = group.instance_group
+    wanted = group_selector(group)
     matching = [node for node in nodes if wanted.items() <= labels_of(node).items()]
     text = ", ".join(f"{key}={value}" for key, value in wanted.items()) or "any node"
     if len(matching) < count:
@@ -71,7 +69,11 @@ def _fits(role: str, group: NodeGroupSection, count: int, nodes: Sequence[Object
         )
     gpus = efa = 0
     if isinstance(group, WorkersSection):
-        gpus, efa = _needs(group)
+        try:
+            size = worker_size(group)
+        except ConfigError as error:
+            return Finding(f"nodes for {role}", "failed", error.message, error.hint)
+        gpus, efa = size.gpus, size.efa
     able = [
         node
         for node in matching
@@ -90,16 +92,6 @@ def _fits(role: str, group: NodeGroupSection, count: int, nodes: Sequence[Object
             "the job would wait for the others: kubectl describe node; are the device plugins running?",
         )
     return Finding(f"nodes for {role}", "ok", f"{len(able)} nodes with {text} offer {needs}; {count} needed")
-
-
-def _needs(group: WorkersSection) -> tuple[int, int]:
-    from argusrl.cluster.instances import instance
-
-    known = instance(group.instance) if group.instance is not None else None
-    gpus = group.gpus if group.gpus is not None else known.gpus if known is not None else 0
-    if group.efa is not None:
-        return gpus, group.efa
-    return gpus, known.efa if known is not None and group.nodes > 1 else 0
 
 
 def amount(node: Object, resource: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from argusrl.cluster.doctor.access import may
 from argusrl.cluster.doctor.finding import Finding, Subject
 from argusrl.cluster.kinds import CLAIM, STORAGE_CLASS, VOLUME
 from argusrl.cluster.kube_api import Denied, NotFound, Object, name_of
+from argusrl.cluster.manifests.storage import volume_name
 from argusrl.config.cluster_sections import VolumeSection
 
 _OBJECT_STORE = "s3.csi.aws.com"
@@ -17,11 +19,10 @@ def check_claim(subject: Subject) -> list[Finding]:
     try:
         claim = subject.kube.get(CLAIM, volume.claim)
     except NotFound:
-        if volume.file_system_id is not None or volume.storage_class is not None:
-            return [
-                Finding("claim", "ok", f"{volume.claim} is not there yet: submit creates it"),
-                *_class(subject, volume),
-            ]
+        if volume.file_system_id is not None:
+            return [_claim_to_be(volume), *_static_volume(subject, volume)]
+        if volume.storage_class is not None:
+            return [_claim_to_be(volume), *_class(subject, volume)]
         return [
             Finding(
                 "claim",
@@ -39,6 +40,25 @@ def check_claim(subject: Subject) -> list[Finding]:
         detail = f"{volume.claim} is {', '.join(modes) or 'without an access mode'}, and all pods of a run write there"
         return [Finding("claim", "failed", detail, "a shared file system: FSx for Lustre, EFS or NFS, ReadWriteMany")]
     return [Finding("claim", "ok", f"{volume.claim} is bound, {', '.join(modes)}"), *_volume(subject, claim)]
+
+
+def _claim_to_be(volume: VolumeSection) -> Finding:
+    return Finding("claim", "ok", f"{volume.claim} is not there yet: submit creates it")
+
+
+def _static_volume(subject: Subject, volume: VolumeSection) -> list[Finding]:
+    """The volume that the claim will be bound to: cluster-scoped, so users may rarely create it."""
+    name = volume_name(volume, subject.namespace)
+    fix = f"an administrator runs: argusrl cluster install RECIPE --run-namespace {subject.namespace} --apply"
+    try:
+        subject.kube.get(VOLUME, name, "")
+    except NotFound:
+        if may(subject.kube, "", "create", VOLUME):
+            return [Finding("volume", "ok", f"{name} is not there yet: submit creates it")]
+        return [Finding("volume", "failed", f"there is no PersistentVolume {name}, and you may not create it", fix)]
+    except Denied as error:
+        return [Finding("volume", "warning", f"{name} may be missing: {error.message}", fix)]
+    return [Finding("volume", "ok", f"{name} is there")]
 
 
 def _class(subject: Subject, volume: VolumeSection) -> list[Finding]:

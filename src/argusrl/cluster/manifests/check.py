@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from argusrl.cluster.manifests.core_kinds import core_problems
+from argusrl.cluster.manifests.core_kinds import core_problems, is_builtin
 from argusrl.cluster.manifests.operator_rules import cluster_problems, job_problems
 from argusrl.cluster.manifests.placement import HEALTH_LABEL
 from argusrl.cluster.manifests.schema import (
@@ -21,10 +21,11 @@ Object = dict[str, Any]
 
 _RAY = "ray.io/v1"
 _OLD_RAY = "ray.io/v1alpha1"
+_OTHER_RAY_KINDS = ("RayService", "RayCronJob")  # KubeRay's, which argusrl has no schema of
 
 
 def read_documents(path: Path) -> list[Object]:
-    """Objects of a YAML file. Raises ConfigError."""
+    """Objects of a YAML file, those of a List one by one. Raises ConfigError."""
     import yaml
 
     try:
@@ -33,24 +34,51 @@ def read_documents(path: Path) -> list[Object]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
-    documents = [value for value in values if value is not None]
+    documents = [one for value in values if value is not None for one in _unpacked(value)]
     if not documents or not all(isinstance(value, dict) for value in documents):
         raise ConfigError(f"{path}: holds no Kubernetes objects")
     return documents
 
 
-def problems_of(document: Object) -> list[str]:
-    """Each begins with kind and name of the object, and names the field. Raises ClusterError without jsonschema."""
-    kind, version = document.get("kind"), document.get("apiVersion")
+def _unpacked(value: Any) -> list[Any]:
+    """A List holds objects; anything else is one."""
+    if isinstance(value, dict) and value.get("kind") == "List" and isinstance(value.get("items"), list):
+        return list(value["items"])
+    return [value]
+
+
+def label_of(document: Object) -> str:
+    """Kind and name, for messages."""
     metadata = document.get("metadata")
     name = metadata.get("name", "?") if isinstance(metadata, dict) else "?"
-    if version == _OLD_RAY:
+    return f"{document.get('kind')} {name}"
+
+
+def unchecked(document: Object) -> str:
+    """Why nothing is known of an object: it is of a kind that somebody's CRD defines. Empty where it is checked."""
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if not isinstance(kind, str) or not isinstance(version, str) or is_builtin(version):
+        return ""
+    if version in (_RAY, _OLD_RAY) and kind not in _OTHER_RAY_KINDS:
+        return ""
+    return f"{label_of(document)}: {version} is not known here, and not checked"
+
+
+def problems_of(document: Object) -> list[str]:
+    """Each begins with kind and name of the object, and names the field. Raises ClusterError without jsonschema.
+
+    Nothing is said of kinds that `unchecked` names.
+    """
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if unchecked(document):
+        found = []
+    elif version == _OLD_RAY:
         found = [f"apiVersion: {_OLD_RAY} is deprecated; write {_RAY}"]
     elif version == _RAY and kind in ("RayJob", "RayCluster"):
         found = _ray_problems(document, job=kind == "RayJob")
     else:
         found = core_problems(document)
-    return [f"{kind} {name}: {problem}" for problem in dict.fromkeys(found)]
+    return [f"{label_of(document)}: {problem}" for problem in dict.fromkeys(found)]
 
 
 def _ray_problems(document: Object, *, job: bool) -> list[str]:
@@ -63,10 +91,11 @@ def _ray_problems(document: Object, *, job: bool) -> list[str]:
         return [*found, "spec: missing"]
     try:
         found += (job_problems if job else cluster_problems)(filled)
+        cluster = filled["spec"].get("rayClusterSpec") if job else filled["spec"]
+        found += _own_problems(cluster or {}, "spec.rayClusterSpec" if job else "spec")
     except (AttributeError, TypeError):
-        return found  # something has the wrong type, which the schema has said; rules speak of right ones
-    cluster = filled["spec"].get("rayClusterSpec") if job else filled["spec"]
-    return found + _own_problems(cluster or {}, "spec.rayClusterSpec" if job else "spec")
+        pass  # something has the wrong type, which the schema has said; rules speak of right ones
+    return found
 
 
 def _own_problems(cluster: Object, at: str) -> list[str]:

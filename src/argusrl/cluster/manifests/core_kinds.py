@@ -13,6 +13,14 @@ from argusrl.errors import ClusterError
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _LONGEST_NAME = 253
+_LONGEST_NAMESPACE = 63
+_BUILTIN_GROUPS = ("", "apps", "autoscaling", "batch", "policy")  # and *.k8s.io, but for *.x-k8s.io
+
+
+def is_builtin(version: str) -> bool:
+    """Whether an apiVersion is of Kubernetes itself; others are defined by CRDs."""
+    group = version.rpartition("/")[0]
+    return group in _BUILTIN_GROUPS or (group.endswith(".k8s.io") and not group.endswith(".x-k8s.io"))
 
 
 def core_problems(document: dict[str, Any]) -> list[str]:
@@ -23,7 +31,7 @@ def core_problems(document: dict[str, Any]) -> list[str]:
         raise ClusterError("the package kubernetes is missing", "pip install 'argusrl[cluster]'") from error
     model = _model(models, str(document.get("apiVersion", "")), str(document.get("kind", "")))
     if model is None:
-        return [f"apiVersion {document.get('apiVersion')}, kind {document.get('kind')}: unknown, and not checked"]
+        return [f"apiVersion {document.get('apiVersion')}, kind {document.get('kind')}: there is no such kind"]
     found = []
     try:
         model.model_validate(document)
@@ -35,7 +43,14 @@ def core_problems(document: dict[str, Any]) -> list[str]:
         found.append(
             f"metadata.name: {name or 'missing'}: lower-case letters, digits, - and ., at most {_LONGEST_NAME}"
         )
+    space = metadata.get("namespace") if isinstance(metadata, dict) else None
+    if space is not None and not _is_label(str(space)):
+        found.append(f"metadata.namespace: {space}: lower-case letters, digits and -, at most {_LONGEST_NAMESPACE}")
     return found
+
+
+def _is_label(text: str) -> bool:
+    return len(text) <= _LONGEST_NAMESPACE and "." not in text and _NAME.fullmatch(text) is not None
 
 
 def _model(models: Any, version: str, kind: str) -> type[BaseModel] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from argusrl.cluster.manifests.placement import HOST_TOPOLOGY, gone_tolerations,
 from argusrl.cluster.manifests.setup import APPLICATION, COMPONENT_LABEL, HOME, NAME_LABEL
 from argusrl.cluster.manifests.sizes import PodSize
 from argusrl.cluster.manifests.storage import VOLUME, storage
-from argusrl.config.cluster_sections import KubernetesSection
+from argusrl.config.cluster_sections import DNS_NAME, DNS_NAME_LENGTH, KubernetesSection
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 
@@ -40,6 +41,7 @@ class Installation:
     run_namespaces: Sequence[str] = ()
     image: str = ""  # of the controller; the CPU image will do
     replicas: int = 1
+    node_labels: Mapping[str, str] = field(default_factory=dict)  # of nodes for the controller; none: as the head's
     role_arn: str | None = None  # IAM role of the controller: SageMaker, SNS
     group: str | None = None  # of users, as Kubernetes knows them
     secrets: Mapping[str, str] = field(default_factory=dict)  # variable -> secret/key, e.g. of a webhook
@@ -63,18 +65,45 @@ def installation_of(config: Config, **decisions: Any) -> Installation:
 
 
 def install(wanted: Installation) -> list[Document]:
-    """Every object, in the order they are to be created."""
-    volume = wanted.kubernetes.volume
+    """Every object, in the order they are to be created. Raises ConfigError where they would not work together."""
+    _require_names(wanted)
+    _require_one_file_system(wanted)
+    places = dict.fromkeys([wanted.namespace, *wanted.namespaces])
     return [
         *_namespace(wanted),
         *_account(wanted),
         *(document for namespace in wanted.namespaces for document in _rights_in(wanted, namespace)),
         *_users(wanted),
-        *storage(volume, wanted.namespace, {NAME_LABEL: APPLICATION}),
+        *(one for place in places for one in storage(wanted.kubernetes.volume, place, {NAME_LABEL: APPLICATION})),
         _isolation(wanted),
         _deployment(wanted),
-        *([_prepull(wanted)] if wanted.prepull else []),
+        *(_prepull(wanted) if wanted.prepull else []),
     ]
+
+
+def _require_names(wanted: Installation) -> None:
+    names = {"--namespace": [wanted.namespace], "--run-namespace": wanted.namespaces}
+    problems = [
+        f"{option} {name}: a namespace has lower-case letters, digits and -, at most 63"
+        for option, given in names.items()
+        for name in given
+        if not re.fullmatch(DNS_NAME, name) or len(name) > DNS_NAME_LENGTH
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _require_one_file_system(wanted: Installation) -> None:
+    """A storage class makes a file system for each claim, and claims are of one namespace."""
+    others = [name for name in wanted.namespaces if name != wanted.namespace]
+    if wanted.kubernetes.volume.storage_class is None or not others:
+        return
+    raise ConfigError(
+        f"storage class {wanted.kubernetes.volume.storage_class} would make a second, empty file system for the "
+        f"controller in {wanted.namespace}: runs are in {', '.join(wanted.namespaces)}",
+        f"--namespace {others[0]} puts the controller where the runs are; or give volume.file_system_id, dns_name and "
+        "mount_name of the file system that the class made",
+    )
 
 
 def _namespace(wanted: Installation) -> list[Document]:
@@ -112,8 +141,7 @@ def _account(wanted: Installation) -> list[Document]:
         Document(
             account,
             "The controller's account. Its IAM role (annotation, or EKS Pod Identity) needs, for HyperPod:\n"
-            "sagemaker:DescribeCluster, ListClusterNodes, DescribeClusterNode, ListClusterEvents,\n"
-            "DescribeClusterEvent;\n"
+            "sagemaker:ListClusterNodes, DescribeClusterNode, ListClusterEvents;\n"
             "BatchRebootClusterNodes and BatchReplaceClusterNodes only where recipes say cluster.replace_nodes: true;\n"
             "sns:Publish where they name a topic.",
         ),
@@ -212,6 +240,7 @@ def _deployment(wanted: Installation) -> Document:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        **_nodes(wanted),
         "affinity": _apart(),
         "tolerations": gone_tolerations(),
         "containers": [_container(wanted)],
@@ -233,29 +262,30 @@ def _deployment(wanted: Installation) -> Document:
                 "template": {"metadata": {"labels": dict(_LABELS)}, "spec": pod},
             },
         },
-        "The controller: the only one that submits a run again. Never on a node with a Ray head (nor a head on its\n"
-        "node: heads and controller need two nodes), so that no node takes both; gone after 30 s from a node that\n"
-        "does not answer. It keeps nothing: two replicas agree through the run folders.\n"
+        "The controller: the only one that submits a run again. It goes where heads go (--node-label chooses other\n"
+        "nodes), on a node without a Ray head if there is one, so that one fault takes both only where there is no\n"
+        "other place; gone after 30 s from a node that does not answer. It keeps nothing: two replicas agree through\n"
+        "the run folders.\n"
         f"Claim {volume.claim} of namespace {wanted.namespace} must show the runs' file system.",
     )
 
 
+def _nodes(wanted: Installation) -> Object:
+    """Where heads go: those nodes cost least, and a worker is asked for its node whole."""
+    selector = dict(wanted.node_labels) or group_selector(wanted.kubernetes.head)
+    return {"nodeSelector": selector} if selector else {}
+
+
 def _apart() -> Object:
+    """Preferred, never required: a required one keeps heads off, too, and the head of a lost node needs the other."""
+    heads = {"labelSelector": {"matchLabels": {"ray.io/node-type": "head"}}, "namespaceSelector": {}}
+    own = {"labelSelector": {"matchLabels": _LABELS}}
     return {
         "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "labelSelector": {"matchLabels": {"ray.io/node-type": "head"}},
-                    "namespaceSelector": {},
-                    "topologyKey": HOST_TOPOLOGY,
-                }
-            ],
             "preferredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "weight": 100,
-                    "podAffinityTerm": {"labelSelector": {"matchLabels": _LABELS}, "topologyKey": HOST_TOPOLOGY},
-                }
-            ],
+                {"weight": weight, "podAffinityTerm": {**term, "topologyKey": HOST_TOPOLOGY}}
+                for weight, term in ((100, heads), (50, own))
+            ]
         }
     }
 
@@ -287,12 +317,21 @@ def _namespace_options(wanted: Installation) -> list[str]:
     return [word for namespace in wanted.namespaces for word in ("--namespace", namespace)]
 
 
-def _prepull(wanted: Installation) -> Document:
-    labels = {NAME_LABEL: APPLICATION, COMPONENT_LABEL: "prepull"}
+def _prepull(wanted: Installation) -> list[Document]:
+    """Where workers go and where heads go, which pull the same image."""
+    kubernetes = wanted.kubernetes
+    groups = {"workers": group_selector(kubernetes.workers), "heads": group_selector(kubernetes.head)}
+    if not groups["heads"] or groups["heads"] == groups["workers"]:
+        del groups["heads"]  # they go anywhere: which nodes that are nobody knows
+    return [_holder(wanted, name, selector) for name, selector in groups.items()]
+
+
+def _holder(wanted: Installation, group: str, selector: dict[str, str]) -> Document:
+    labels = {NAME_LABEL: APPLICATION, COMPONENT_LABEL: f"prepull-{group}"}
     pod: Object = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
-        "nodeSelector": group_selector(wanted.kubernetes.workers),
+        "nodeSelector": selector,
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [
@@ -311,13 +350,13 @@ def _prepull(wanted: Installation) -> Document:
         {
             "apiVersion": "apps/v1",
             "kind": "DaemonSet",
-            "metadata": metadata(PREPULL_NAME, wanted.namespace, labels),
+            "metadata": metadata(f"{PREPULL_NAME}-{group}", wanted.namespace, labels),
             "spec": {
                 "selector": {"matchLabels": labels},
                 "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}},
                 "template": {"metadata": {"labels": labels}, "spec": pod},
             },
         },
-        "Keeps the workers' image on their nodes, replacements included: a pod that has to pull ten gigabytes first\n"
+        f"Keeps the image on the nodes of {group}, replacements included: a pod that has to pull ten gigabytes first\n"
         "starts minutes later. It sleeps, and takes 10 millicores.",
     )

@@ -6,9 +6,10 @@ import copy
 from typing import Any
 
 from argusrl.cluster.manifests.document import Document, metadata
-from argusrl.cluster.manifests.pods import HEAD_OBJECT_STORE_BYTES, head_pod, object_store_bytes, worker_pod
+from argusrl.cluster.manifests.pods import HEAD_OBJECT_STORE_BYTES, head_pod, worker_pod
 from argusrl.cluster.manifests.recipe import RECIPE, PodFiles
 from argusrl.cluster.manifests.setup import RECIPE_FOLDER, Setup
+from argusrl.cluster.manifests.sizes import object_store_bytes
 from argusrl.cluster.names import SUBMISSION_LABEL, submission_name
 
 RAY_VERSION = "2.60.0"
@@ -82,7 +83,7 @@ def _ray_cluster(setup: Setup, files: PodFiles) -> dict[str, Any]:
                 "minReplicas": nodes,
                 "maxReplicas": nodes,
                 "numOfHosts": 1,
-                "rayStartParams": {"object-store-memory": str(object_store_bytes(setup))},
+                "rayStartParams": {"object-store-memory": str(object_store_bytes(setup.workers.memory_bytes))},
                 "template": worker_pod(setup, files),
             }
         ],

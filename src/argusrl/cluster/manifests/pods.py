@@ -9,7 +9,7 @@ from argusrl.cluster.manifests.environment import head_variables, spill_folder, 
 from argusrl.cluster.manifests.placement import head_placement, worker_placement
 from argusrl.cluster.manifests.recipe import PodFiles, map_name
 from argusrl.cluster.manifests.setup import COMPONENT_LABEL, HOME, NVME_MOUNT, RECIPE_FOLDER, Setup
-from argusrl.cluster.manifests.sizes import PodSize, memory_quantity
+from argusrl.cluster.manifests.sizes import PodSize, memory_quantity, shared_memory_bytes
 from argusrl.cluster.manifests.storage import VOLUME
 from argusrl.config.cluster_sections import NodeGroupSection
 from argusrl.journal.drains import DRAIN_SECONDS
@@ -22,8 +22,6 @@ HEAD_OBJECT_STORE_BYTES = 1 << 30
 GRACE_SECONDS = int(DRAIN_SECONDS) + 15
 """Drain first, then Ray's own end."""
 
-_LARGEST_OBJECT_STORE_BYTES = 32 << 30
-_OTHER_SHARED_MEMORY_BYTES = 16 << 30  # of NCCL, torch and vLLM, beside the object store
 _INIT_SIZE = PodSize(1, 1 << 30)
 
 
@@ -51,7 +49,7 @@ def worker_pod(setup: Setup, files: PodFiles) -> Object:
     container = _container(setup, "ray-worker", setup.workers)
     container["env"] = worker_variables(setup)
     container["ports"] = [{"name": "metrics", "containerPort": METRICS_PORT}]
-    volumes = _volumes(setup, files, shared_memory_bytes(setup))
+    volumes = _volumes(setup, files, shared_memory_bytes(setup.workers.memory_bytes))
     init: list[Object] = []
     if setup.nvme is not None:
         path = str(setup.nvme / f"argusrl-{setup.kubernetes.volume.uid}")  # one user's files never block another's
@@ -71,16 +69,6 @@ def worker_pod(setup: Setup, files: PodFiles) -> Object:
     if init:
         template["spec"]["initContainers"] = init
     return template
-
-
-def object_store_bytes(setup: Setup) -> int:
-    """Of a worker: an adapter passes through it, or all weights in full-parameter training; never trajectories."""
-    return min(setup.workers.memory_bytes // 10, _LARGEST_OBJECT_STORE_BYTES) >> 20 << 20
-
-
-def shared_memory_bytes(setup: Setup) -> int:
-    """Size of a worker's /dev/shm; what lies there counts as the pod's memory."""
-    return min(object_store_bytes(setup) + _OTHER_SHARED_MEMORY_BYTES, setup.workers.memory_bytes // 2)
 
 
 def _template(

@@ -25,6 +25,7 @@ CONTROLLER = (
     Right("ray.io", ("rayclusters",), READ, "find a run's pods; clusters that people made"),
     Right("", ("pods",), (*READ, "delete"), "where the head is; free what dead nodes hold"),
     Right("", ("events",), ("list",), "why pods ended, kept in the run folder"),
+    Right("", ("serviceaccounts",), ("get", "patch"), "note on a run's account which submissions there were"),
 )
 """In namespaces with runs."""
 

@@ -12,7 +12,9 @@ from argusrl.errors import ConfigError
 HEAD_CPUS = 8.0
 HEAD_MEMORY_BYTES = 16 << 30
 
-_UNITS = {"m": 1e-3, "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_LARGEST_OBJECT_STORE_BYTES = 32 << 30
+_OTHER_SHARED_MEMORY_BYTES = 16 << 30  # of NCCL, torch and vLLM, beside the object store
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _UNITS |= {unit: 1 << (10 * power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
 
 
@@ -38,8 +40,12 @@ class PodSize:
 
 
 def head_size(section: HeadSection) -> PodSize:
-    """The head's; 8 CPUs and 16 GiB where the recipe names neither an instance nor amounts. Raises ConfigError."""
-    known = _instance(section)
+    """The head's; 8 CPUs and 16 GiB where the recipe names neither an instance nor amounts. Raises ConfigError.
+
+    A type that is not in the table chooses nodes and no more: then the recipe says how much a pod asks for.
+    """
+    given = section.cpus is not None and section.memory is not None
+    known = _instance(section, "head: cpus and memory", given=given)
     cpus = section.cpus or (known.allocatable_cpus if known else HEAD_CPUS)
     memory_bytes = known.allocatable_bytes if known else HEAD_MEMORY_BYTES
     if section.memory is not None:
@@ -49,8 +55,9 @@ def head_size(section: HeadSection) -> PodSize:
 
 def worker_size(section: WorkersSection) -> PodSize:
     """A worker's: all of its node. Raises ConfigError when neither instance nor amounts say how much that is."""
-    known = _instance(section)
-    if known is None and (section.cpus is None or section.memory is None or section.gpus is None):
+    given = section.cpus is not None and section.memory is not None and section.gpus is not None
+    known = _instance(section, "workers: cpus, memory and gpus", given=given)
+    if known is None and not given:
         raise ConfigError("cluster.kubernetes.workers: name an instance type, or give cpus, memory and gpus")
     cpus = section.cpus or (known.allocatable_cpus if known else 0)
     memory_bytes = quantity_bytes(section.memory) if section.memory else (known.allocatable_bytes if known else 0)
@@ -61,8 +68,31 @@ def worker_size(section: WorkersSection) -> PodSize:
     return PodSize(cpus, memory_bytes, gpus, efa, known)
 
 
-def _instance(section: NodeGroupSection) -> Instance | None:
-    return instance(section.instance) if section.instance else None
+def object_store_bytes(memory_bytes: int) -> int:
+    """Of a worker whose pod has so much memory.
+
+    An adapter passes through it, or all weights in full-parameter training; never trajectories.
+    """
+    return min(memory_bytes // 10, _LARGEST_OBJECT_STORE_BYTES) >> 20 << 20
+
+
+def shared_memory_bytes(memory_bytes: int) -> int:
+    """Size of such a worker's /dev/shm; what lies there counts as the pod's memory."""
+    return min(object_store_bytes(memory_bytes) + _OTHER_SHARED_MEMORY_BYTES, memory_bytes // 2)
+
+
+def _instance(section: NodeGroupSection, amounts: str, *, given: bool) -> Instance | None:
+    """What is known of the type; None without one, or where the recipe needs nothing of it."""
+    if not section.instance:
+        return None
+    try:
+        return instance(section.instance)
+    except ConfigError as error:
+        if given:
+            return None
+        raise ConfigError(
+            error.message, f"{error.hint}; of another type give cluster.kubernetes.{amounts} of a pod"
+        ) from error
 
 
 def quantity_bytes(text: str) -> int:

@@ -14,6 +14,7 @@ from argusrl.errors import ConfigError
 
 _MIB, _GIB = 2**20, 2**30
 ASSUMED = "assumed"
+HEAD = "measured: benchmarks/head_memory.py"
 MEASURED = "measured on CPUs: benchmarks/plan_against_run.py"
 
 
@@ -53,7 +54,7 @@ class Assumptions:
     driver_bytes: float = _given(92 * _MIB, "bytes", "the driver before its first step", MEASURED)
     supervisor_bytes: float = _given(30 * _MIB, "bytes", "the supervisor", MEASURED)
     control_bytes: float = _given(50 * _MIB, "bytes", "Ray's control service (GCS)", MEASURED)
-    dashboard_bytes: float = _given(600 * _MIB, "bytes", "Ray's dashboard with its modules, and the job's supervisor")
+    dashboard_bytes: float = _given(600 * _MIB, "bytes", "Ray's dashboard, its modules, and a job's supervisor", HEAD)
     open_trajectory_bytes: float = _given(2048, "bytes", "a trajectory of the open step, in the driver")
     past_trajectory_bytes: float = _given(
         64, "bytes", "a committed trajectory, in the driver", "benchmarks/driver_memory.py: 46"

@@ -167,7 +167,7 @@ def _engine_lines(setting: Setting, workload: Workload, engines: int) -> list[Li
             name="pristine weights",
             size=memory.host_pristine,
             phases=ALWAYS,
-            formula="merged matrices · element_bytes, mapped from the checkpoint, once per node",
+            formula="merged matrices · bytes of a weight in the checkpoint, which is mapped, once per node",
             inputs={"host_pristine": memory.host_pristine},
             reclaimable=True,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from argusrl.cluster.instances import INSTANCES, instance
+from argusrl.cluster.instances import INSTANCES
 from argusrl.cluster.manifests.sizes import memory_quantity, quantity_bytes
 from argusrl.cluster.plan.limits import Limit
 from argusrl.config.sections import Config
@@ -157,7 +157,8 @@ class _Candidates:
         """Another kind of node, when no key helps."""
         kubernetes = self.config.cluster.kubernetes
         now = kubernetes.workers.instance if kubernetes is not None else None
-        least = instance(now).gpu_bytes if now else 0
+        known = INSTANCES.get(now.removeprefix("ml.")) if now else None
+        least = known.gpu_bytes if known is not None else 0
         for kind in sorted(INSTANCES.values(), key=lambda one: (one.gpu_bytes, one.gpus)):
             if kind.gpu_bytes > least:
                 yield (f"{INSTANCE} {kind.hyperpod_name}",)

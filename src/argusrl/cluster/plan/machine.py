@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from argusrl.cluster.instances import INSTANCES, Gpu, instance
-from argusrl.cluster.manifests.sizes import HEAD_MEMORY_BYTES, head_size, quantity_bytes
+from argusrl.cluster.manifests.sizes import HEAD_MEMORY_BYTES, head_size, quantity_bytes, shared_memory_bytes
 from argusrl.config.cluster_sections import VolumeSection
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 
 _CORE_FLOPS, _CPU_BANDWIDTH = 5e10, 1e10  # of float32 on a core of a server, and of its memory; assumed
 _TOOL_SECONDS = 10.0
-_MOST_STORE_BYTES, _OTHER_SHARED_BYTES = 32 << 30, 16 << 30
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -158,7 +157,8 @@ def _of_instances(config: Config, name: str, nodes: int | None) -> Machine:
     kind = instance(name)
     if not kind.gpus or kind.gpu is None:
         raise ConfigError(f"{kind.hyperpod_name} has no GPU", "ranks and engines need one; ml.g7e.12xlarge has two")
-    same = workers is not None and workers.instance is not None and instance(workers.instance) == kind
+    own = workers.instance if workers is not None else None
+    same = own is not None and own.removeprefix("ml.") == kind.name
     gpus = (workers.gpus if same and workers is not None else None) or kind.gpus
     count = nodes or (workers.nodes if workers is not None else None) or -(-(config.cluster.slots or 1) // gpus)
     memory = quantity_bytes(workers.memory) if same and workers is not None and workers.memory else None
@@ -172,17 +172,12 @@ def _of_instances(config: Config, name: str, nodes: int | None) -> Machine:
         gpu=kind.gpu,
         gpu_bytes=kind.gpu_bytes,
         node_bytes=pod,
-        shared_memory_bytes=_shared_memory_bytes(pod),
+        shared_memory_bytes=shared_memory_bytes(pod),
         network_bytes=kind.network_bytes,
         head_bytes=_head_bytes(config),
         separate_head=True,
         storage=storage_of(config, here=False),
     )
-
-
-def _shared_memory_bytes(pod: int) -> int:
-    """/dev/shm of a worker's pod, as its manifest has it: the object store, and room for NCCL, torch and vLLM."""
-    return min(min(pod // 10, _MOST_STORE_BYTES) + _OTHER_SHARED_BYTES, pod // 2)
 
 
 def _head_bytes(config: Config) -> int:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -129,6 +131,17 @@ def test_operators(image: str, running: int, result: str, fit: ApiServer, capsys
     assert doctor(capsys)[1]["kuberay operator"]["result"] == result
 
 
+@pytest.mark.parametrize(("value", "result"), [("true", "warning"), ("false", "ok")])
+def test_an_operator_that_deletes_jobs_that_are_over(
+    value: str, result: str, fit: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = deployment("kuberay-operator", "operator:v1.7.0")
+    variables = [{"name": "OTHER", "valueFrom": {}}, {"name": "DELETE_RAYJOB_CR_AFTER_JOB_FINISHES", "value": value}]
+    operator["spec"]["template"]["spec"]["containers"][0]["env"] = variables
+    fit.store.seed(operator)
+    assert doctor(capsys)[1]["kuberay operator"]["result"] == result
+
+
 def test_crds_that_are_too_old(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     fit.store.seed(crd("rayclusters", "v1alpha1"))
     fit.store.seed(crd("rayjobs", "v1", fields=("submitterConfig",)))
@@ -205,11 +218,40 @@ def test_claims(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     fit.store.patch(CLAIM, "argusrl-shared", {"status": {"phase": "Pending"}}, "default", sub="status")
     assert doctor(capsys)[1]["claim"]["detail"] == "argusrl-shared is Pending"
     fit.store.delete(CLAIM, "argusrl-shared", "default")
-    assert "submit creates it" in doctor(capsys, str(RECIPE))[1]["claim"]["detail"]
+    found = doctor(capsys, str(RECIPE))[1]
+    assert "submit creates it" in found["claim"]["detail"]
+    assert found["volume"]["detail"] == "default-argusrl-shared is not there yet: submit creates it"
     given = [f"cluster.kubernetes.volume.{key}=null" for key in ("file_system_id", "dns_name", "mount_name")]
     code, found = doctor(capsys, str(RECIPE), *given)
     assert code == 1
     assert "has no PersistentVolumeClaim argusrl-shared" in found["claim"]["detail"]
+
+
+def test_a_volume_that_the_user_may_not_create(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rights in one namespace do not reach PersistentVolumes: submit would be refused."""
+    fit.store.delete(CLAIM, "argusrl-shared", "default")
+    fit.rules.append(Rule(verb="create", resource="persistentvolumes", status=403))
+    code, found = doctor(capsys, str(RECIPE))
+    assert code == 1
+    assert found["volume"]["detail"] == "there is no PersistentVolume default-argusrl-shared, and you may not create it"
+    assert "install RECIPE --run-namespace default --apply" in found["volume"]["fix"]
+    fit.store.seed({**volume(), "metadata": {"name": "default-argusrl-shared"}})
+    code, found = doctor(capsys, str(RECIPE))
+    assert (code, found["volume"]["result"]) == (0, "ok")
+    fit.rules.append(Rule(resource="persistentvolumes", status=403))
+    assert doctor(capsys, str(RECIPE))[1]["volume"]["result"] == "warning"
+
+
+def test_nodes_of_a_type_that_is_in_no_table(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b", "c"):
+        labels = {"node.kubernetes.io/instance-type": "ml.g9.huge"}
+        fit.store.patch(NODE, name, {"metadata": {"labels": labels}})
+    workers = "cluster.kubernetes.workers={instance: ml.g9.huge, nodes: 3, cpus: 8, memory: 64Gi"
+    found = doctor(capsys, str(RECIPE), workers + ", gpus: 2}")[1]
+    assert found["nodes for workers"]["result"] == "ok"
+    code, found = doctor(capsys, str(RECIPE), workers + "}")
+    assert code == 1
+    assert "'ml.g9.huge' is not known" in found["nodes for workers"]["detail"]
 
 
 def test_a_queue_that_is_not_there(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +273,19 @@ def seen(**more: Any) -> str:
     }
     fast = {"write_bytes_per_second": 4e8, "fsync_seconds": 0.002, "free_bytes": 10**12, "time": time.time()}
     return json.dumps({**values, **fast, **more})
+
+
+def test_the_guide_shows_what_the_doctor_says(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines in docs/hyperpod.md are those of this cluster, in this order."""
+    assert run(["cluster", "submit", str(RECIPE), "run.name=maze"]) == 0
+    start(fit.store, fit.store.objects(RAY_JOB)[0], ["h", "a"])
+    fit.programs[HEAD] = fit.programs[WORKER] = lambda _: (0, seen(python=platform.python_version()))
+    capsys.readouterr()
+    assert run(["cluster", "doctor", str(RECIPE), "run.name=maze"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    guide = (RECIPE.parents[1] / "docs" / "hyperpod.md").read_text()
+    shown = [line.strip() for line in guide.splitlines() if line.startswith("    ✓ ")]
+    assert [re.sub(r"Python [0-9.]+", "Python 3.11.14", line) for line in said] == shown
 
 
 def test_pods_of_a_run_try_the_storage(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from argusrl.cli.cluster import VERBS
 from argusrl.cli.main import run
 from argusrl.cluster.kinds import DEPLOYMENT
 from fakes.kubernetes_api import ApiServer
-from fakes.kubernetes_recipe import RECIPE
+from fakes.kubernetes_recipe import RECIPE, ROOT, ray_job
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
@@ -82,6 +82,60 @@ def test_json_holds_the_objects(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster", "manifest", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_list_is_checked_and_what_nobody_knows_here_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cluster", "manifest", "--check", str(ROOT / "deploy/kubernetes/pod_monitor.yaml")]) == 0
+    text = capsys.readouterr().out
+    assert "PodMonitor argusrl: monitoring.coreos.com/v1 is not known here, and not checked" in text
+    assert "valid" not in text
+    service = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": "s"}}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+    file = tmp_path / "list.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [service, config_map]}))
+    assert run(["cluster", "manifest", "--check", str(file)]) == 0
+    assert "1 object is valid" in capsys.readouterr().out
+    config_map["data"] = "x"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [service, config_map]}))
+    assert run(["cluster", "manifest", "--check", str(file), "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["problems"]) == len(found["notes"]) == 1
+
+
+@pytest.mark.parametrize("tolerations", [[5], "all", {"key": "x"}, [["key"]]])
+def test_a_value_of_the_wrong_type_is_a_problem_and_no_traceback(
+    tolerations: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ray_job()
+    job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["tolerations"] = tolerations
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(job))
+    assert run(["cluster", "manifest", "--check", str(file)]) == 2
+    assert "tolerations" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["manifest", "install"])
+def test_a_file_that_cannot_be_written_is_told(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", verb, str(RECIPE), "--output", str(tmp_path / "nowhere" / "x.yaml")]) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--namespace", "Bad_NS"], ["--run-namespace", "Team_A"], ["--claim", "Not_OK"]])
+def test_what_kubernetes_would_refuse_is_refused_before_anything_is_asked(
+    words: list[str], server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cluster", "install", str(RECIPE), *words, "--apply"]) == 2
+    assert words[1] in capsys.readouterr().err
+    assert not server.asked
+
+
+def test_the_controllers_nodes_are_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "install", str(RECIPE), "--node-label", "team=ops"]) == 0
+    assert "team: ops" in capsys.readouterr().out
+    assert run(["cluster", "install", str(RECIPE), "--node-label", "team"]) == 2
+    assert "--node-label team: write KEY=VALUE" in capsys.readouterr().err
 
 
 def test_files_that_are_no_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,12 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from argusrl.cli.cluster import watch
 from argusrl.cli.main import run
 from argusrl.cluster.kinds import RAY_JOB
 from argusrl.cluster.manifests.render import render
@@ -49,6 +51,28 @@ def test_says_that_there_is_nothing(server, tmp_path, capsys):
 def test_needs_the_file_system(server, tmp_path, capsys):
     assert run(["cluster", "watch", "--root", str(tmp_path / "nowhere"), "--once"]) == 2
     assert "is not there" in capsys.readouterr().err
+
+
+def test_a_root_that_is_made_later_is_waited_for(server, tmp_path, monkeypatch, capsys):
+    """The controller is installed before anybody can make a folder on a new file system: it does not crash."""
+    root = tmp_path / "runs"
+    seen = []
+    monkeypatch.setattr(watch, "_ROOT_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "_watch", lambda controller, as_json: seen.append(controller.root))
+    maker = threading.Timer(0.1, root.mkdir)
+    maker.start()
+    assert run(["cluster", "watch", "--root", str(root)]) == 0
+    maker.join()
+    assert seen == [root]
+    assert f"waiting: {root} is not there" in capsys.readouterr().out
+
+
+def test_waiting_for_the_root_ends_at_sigterm(server, tmp_path):
+    command = [sys.executable, "-m", "argusrl.cli.main", "cluster", "watch", "--root", str(tmp_path / "nowhere")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert "waiting" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
 
 
 def test_ends_at_sigterm(job):

@@ -10,8 +10,10 @@ import yaml
 
 from argusrl.cli.main import run
 from argusrl.cluster.kinds import POD, RAY_CLUSTER, RAY_JOB
+from argusrl.cluster.targets import next_manifest, recorded_manifest
 from argusrl.journal.attempts import Verdict, next_attempt, write_verdict
-from argusrl.journal.drains import Drained, answer_drain, open_drains
+from argusrl.journal.drains import Drained, answer_drain, asked_pods, read_drain
+from argusrl.journal.submissions import Submission, read_end, record_submission
 from argusrl.storage.layout import RunFolder
 from fakes.kubernetes_api import ApiServer, Rule
 from fakes.kubernetes_recipe import RECIPE
@@ -68,6 +70,60 @@ class TestStop:
         )
         assert run(["cluster", "stop", "maze"]) == 2
         assert "run maze has no RayJob that runs" in capsys.readouterr().err
+
+    def test_a_run_that_waits_to_be_submitted_again(
+        self, running: ApiServer, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its RayJob failed. The controller, which would submit it again, finds it gone: a person stopped the run."""
+        running.store.patch(RAY_JOB, "maze-s1", {"status": {"jobDeploymentStatus": "Failed"}}, "default", sub="status")
+        assert run(["cluster", "stop", "maze"]) == 0
+        assert running.store.objects(RAY_JOB) == []
+        text = capsys.readouterr().out
+        assert "RayJob maze-s1, which was over (failed), is deleted: the run is not submitted again" in text
+        assert "stop it again" in text  # a decision that is on record already is not seen from here
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_submission_that_the_controller_has_decided_on_is_not_made(
+        self, there: bool, running: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = RunFolder(tmp_path / "maze")
+        values = {"namespace": "default", "kind": "rayjob", "text": "", "time": 1.0, "manifest": {}}
+        record_submission(folder, Submission(number=1, name="maze-s1", reason="first", **values))
+        record_submission(folder, Submission(number=2, name="maze-s2", reason="head_gone", before=1, **values))
+        if not there:
+            running.store.delete(RAY_JOB, "maze-s1", "default")
+        assert run(["cluster", "stop", "maze", "--root", str(tmp_path)]) == 0
+        assert running.store.objects(RAY_JOB) == []
+        end = read_end(folder, 2)
+        assert end is not None
+        assert (end.outcome, end.reason) == ("stopped", "person")
+        assert "maze-s2, which the controller was about to submit, is not submitted" in capsys.readouterr().out
+        assert run(["cluster", "stop", "maze", "--root", str(tmp_path)]) == 2
+
+    def test_the_number_of_what_the_controller_submitted_is_not_given_again(self, running: ApiServer) -> None:
+        job = running.store.objects(RAY_JOB)[0]
+        running.store.delete(RAY_JOB, "maze-s1", "default")
+        running.connect().create(RAY_JOB, next_manifest(recorded_manifest(job), "maze", 2))
+        assert run(["cluster", "stop", "maze"]) == 0
+        assert run(["cluster", "submit", str(RECIPE), "run.name=maze"]) == 0
+        assert [one["metadata"]["name"] for one in running.store.objects(RAY_JOB)] == ["maze-s3"]
+
+    def test_a_ray_cluster_is_released_with_what_was_decided_for_it(self, server: ApiServer, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "maze")
+        values = {"namespace": "default", "kind": "job", "text": "", "time": 1.0, "manifest": {"cluster": "studio"}}
+        record_submission(folder, Submission(number=2, name="maze-s2", reason="head_gone", **values))
+        head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "x"}]}}}
+        notes = {"argusrl.io/run-folder": "/fsx/argusrl/runs/maze", "argusrl.io/job": "{}"}
+        server.store.seed(
+            {
+                "kind": "RayCluster",
+                "metadata": {"name": "studio", "labels": {"argusrl.io/run": "maze"}, "annotations": notes},
+                "spec": {"headGroupSpec": head},
+            }
+        )
+        assert run(["cluster", "stop", "maze", "--cluster", "studio", "--root", str(tmp_path)]) == 7  # no head yet
+        assert read_end(folder, 2) is not None
+        assert "argusrl.io/job" not in server.store.get(RAY_CLUSTER, "studio", "default")["metadata"]["annotations"]
 
     def test_jobs_of_a_ray_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
         with RayDashboard() as dashboard:
@@ -128,6 +184,8 @@ class TestLogs:
     def test_where_the_folder_is_not_seen_a_pod_could_read_it(
         self, running: ApiServer, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        finished = {"status": {"jobDeploymentStatus": "Failed"}}
+        running.store.patch(RAY_JOB, "maze-s1", finished, "default", sub="status")
         running.store.delete(RAY_CLUSTER, "maze-s1-cluster", "default")
         assert run(["cluster", "logs", "maze"]) == 2
         text = capsys.readouterr().err
@@ -140,7 +198,22 @@ class TestLogs:
         (container,) = pod["spec"]["containers"]
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/fsx"]
         assert "nvidia.com/gpu" not in json.dumps(pod)
-        assert "kubectl cp default/maze-reader:fsx/argusrl/runs/maze/attempts attempts" in text
+        assert "kubectl cp default/maze-reader:/fsx/argusrl/runs/maze/attempts attempts" in text
+
+    def test_a_run_that_has_not_started(self, running: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+        reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        condition = {**reason, "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
+        for name in (HEAD, WORKER):
+            status = {"phase": "Pending", "conditions": [condition], "containerStatuses": None}
+            running.store.patch(POD, name, {"spec": {"nodeName": None}, "status": status}, "default", sub="status")
+        assert run(["cluster", "logs", "maze"]) == 2
+        error = capsys.readouterr().err
+        assert "maze-s1 has not started: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu" in error
+        assert "no fitting node has enough free GPUs" in error
+        assert "any more" not in error
+        running.store.delete(RAY_CLUSTER, "maze-s1-cluster", "default")
+        assert run(["cluster", "logs", "maze"]) == 2
+        assert "KubeRay has not made its pods yet" in capsys.readouterr().err
 
     def test_of_jobs(self, capsys: pytest.CaptureFixture[str]) -> None:
         with RayDashboard() as dashboard:
@@ -161,10 +234,11 @@ class TestDrain:
         asked: list[tuple[str, str, str]] = []
 
         def driver() -> None:
-            while not (wishes := open_drains(folder)):
+            while not (wishes := asked_pods(folder)):
                 time.sleep(0.01)
-            asked.append((wishes[0].pod, wishes[0].node, wishes[0].asked_by))
-            answer_drain(folder, Drained(pod=wishes[0].pod, outcome="drained", seconds=1.5))
+            wish = read_drain(folder, next(iter(wishes)))
+            asked.append((wish.pod, wish.node, wish.asked_by))
+            answer_drain(folder, Drained(pod=wish.pod, outcome="drained", seconds=1.5))
 
         thread = threading.Thread(target=driver)
         thread.start()

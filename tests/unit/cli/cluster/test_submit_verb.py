@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from argusrl.cli.main import run
 from argusrl.cluster.kinds import CLAIM, CONFIG_MAP, NETWORK_POLICY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, VOLUME
+from argusrl.cluster.manifests.install import install, installation_of
 from argusrl.cluster.packed_recipe import VARIABLE, unpack
+from argusrl.config.load import load_config
+from argusrl.journal.submissions import Submission, record_submission
+from argusrl.storage.layout import RunFolder
 from fakes.kubernetes_api import ApiServer, Rule
 from fakes.kubernetes_recipe import RECIPE
 from fakes.ray_cluster_objects import start
@@ -33,6 +38,12 @@ def seed_studio(server: ApiServer, dashboard: RayDashboard, **notes: dict[str, s
     server.store.seed({**cluster, "status": {"head": {"podName": "studio-head"}}})
     server.store.seed({"kind": "Pod", "metadata": {"name": "studio-head"}, "spec": {"containers": []}})
     server.ports["studio-head", 8265] = dashboard.port
+
+
+def record(folder: RunFolder, number: int) -> Submission:
+    """A submission that the controller has decided on."""
+    values = {"namespace": "default", "kind": "rayjob", "reason": "head_gone", "text": "", "time": 1.0, "manifest": {}}
+    return record_submission(folder, Submission(number=number, name=f"maze-s{number}", **values))
 
 
 def numbers(server: ApiServer) -> list[str]:
@@ -87,10 +98,46 @@ def test_storage_that_is_there_stays_as_it_is(server: ApiServer) -> None:
 def test_cluster_scoped_objects_may_be_an_administrators(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.rules.append(Rule(verb="create|patch", resource="persistentvolumes", status=403))
     assert run(SUBMIT) == 7
-    assert "an administrator applies it once" in capsys.readouterr().err
+    assert "argusrl cluster install RECIPE --run-namespace default --apply" in capsys.readouterr().err
     assert numbers(server) == []
     server.rules[:] = [Rule(resource="persistentvolumes", status=403)]
     assert run(SUBMIT) == 0
+
+
+def test_a_user_with_namespaced_rights_submits_to_a_cluster_that_was_installed(server: ApiServer) -> None:
+    """Commands 8 and 10 of docs/hyperpod.md, the second one by somebody who may not create volumes."""
+    for document in install(installation_of(load_config(RECIPE, []).config)):
+        server.connect().apply(document.value)
+    server.rules.append(Rule(verb="create|patch", resource="persistentvolumes", status=403))
+    assert run(SUBMIT) == 0
+    claims = {claim["metadata"]["namespace"]: claim["spec"]["volumeName"] for claim in server.store.objects(CLAIM)}
+    assert claims["default"] == "default-argusrl-shared"
+
+
+def test_the_number_is_above_what_the_run_folder_knows(server: ApiServer, tmp_path: Path) -> None:
+    """The controller has submitted the run again, and its RayJob is gone."""
+    record(RunFolder(tmp_path / "maze"), 3)
+    assert run([*SUBMIT, "--root", str(tmp_path)]) == 0
+    assert numbers(server) == ["maze-s4"]
+
+
+def test_the_number_of_a_job_is_above_what_the_head_knows(server: ApiServer, dashboard: RayDashboard) -> None:
+    seed_studio(server, dashboard)
+    assert run([*SUBMIT, "--cluster", "studio"]) == 0
+    dashboard.jobs.clear()  # a new head; the controller submitted to the one before
+    labels = {"ray.io/cluster": "studio", "ray.io/node-type": "head"}
+    head = {"containers": [{"name": "ray", "image": "x"}]}
+    status = {"phase": "Running"}
+    server.store.seed(
+        {"kind": "Pod", "metadata": {"name": "studio-head", "labels": labels}, "spec": head, "status": status}
+    )
+    server.programs["studio-head"] = lambda command: (0, json.dumps({"submissions": [{"number": 1}, {"number": 5}]}))
+    assert run([*SUBMIT, "--cluster", "studio"]) == 0
+    assert set(dashboard.jobs) == {"maze-s6"}
+    dashboard.set("maze-s6", "FAILED")
+    server.rules.append(Rule(verb="list", resource="pods", status=403))
+    assert run([*SUBMIT, "--cluster", "studio"]) == 0
+    assert set(dashboard.jobs) == {"maze-s6", "maze-s7"}
 
 
 def test_another_namespace(server: ApiServer) -> None:
@@ -125,8 +172,6 @@ def test_a_job_of_a_ray_cluster_brings_its_recipe(
 def test_the_recipe_that_a_job_unpacks_is_the_one_that_was_submitted(
     dashboard: RayDashboard, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from argusrl.config.load import load_config
-
     root = tmp_path_factory.mktemp("fsx")
     overrides = ["run.name=maze", f"run.root={root}", "algorithm.num_steps=7"]
     mount = f"cluster.kubernetes.volume.mount={root}"
@@ -151,6 +196,10 @@ def test_somebodys_ray_cluster_learns_what_the_controller_needs(server: ApiServe
     assert set(dashboard.jobs) == {"maze-s2"}
     assert run(["cluster", "stop", "maze", "--cluster", "studio"]) == 0
     assert dashboard.jobs["maze-s2"]["status"] == "STOPPED"
+    assert run(["cluster", "stop", "maze", "--cluster", "studio"]) == 2
+    assert run([*SUBMIT, "--cluster", "studio"]) == 0
+    dashboard.jobs.clear()  # a new head: the controller is about to submit the run there again
+    assert run(["cluster", "stop", "maze", "--cluster", "studio"]) == 0
     assert "argusrl.io/job" not in server.store.get(RAY_CLUSTER, "studio", "default")["metadata"]["annotations"]
 
 

@@ -41,11 +41,25 @@ def test_every_installation_is_valid(decisions: dict[str, Any]) -> None:
             assert document is documents[0]
 
 
-def test_the_controller_is_never_where_a_head_is() -> None:
+def test_the_controller_goes_where_heads_go_and_off_their_nodes_if_it_can() -> None:
+    """A required anti-affinity would keep the head of a lost node off the only other node of their group."""
     pod = one(objects(), "Deployment")["spec"]["template"]["spec"]
-    (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["labelSelector"]["matchLabels"] == {"ray.io/node-type": "head"}
-    assert term["namespaceSelector"] == {}  # heads of all namespaces
+    (repulsion,) = pod["affinity"].values()
+    (terms,) = repulsion.values()
+    assert list(repulsion) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["weight"] for term in terms] == [100, 50]
+    assert terms[0]["podAffinityTerm"]["labelSelector"]["matchLabels"] == {"ray.io/node-type": "head"}
+    assert terms[0]["podAffinityTerm"]["namespaceSelector"] == {}  # heads of all namespaces
+    assert pod["nodeSelector"] == {
+        "node.kubernetes.io/instance-type": "ml.m5.4xlarge",
+        "sagemaker.amazonaws.com/instance-group-name": "head",
+    }
+    other = one(objects(node_labels={"team": "ops"}), "Deployment")["spec"]["template"]["spec"]
+    assert other["nodeSelector"] == {"team": "ops"}
+
+
+def test_the_controllers_command() -> None:
+    pod = one(objects(), "Deployment")["spec"]["template"]["spec"]
     assert {t["tolerationSeconds"] for t in pod["tolerations"]} == {30}
     container = pod["containers"][0]
     assert container["command"] == [
@@ -122,11 +136,34 @@ def test_the_file_system_is_mounted_in_the_controllers_namespace() -> None:
     documents = objects()
     volume, claim = (
         one(documents, "PersistentVolume", "argusrl-system-argusrl-shared"),
-        one(documents, "PersistentVolumeClaim", "argusrl-shared"),
+        next(
+            d.value
+            for d in documents
+            if d.kind == "PersistentVolumeClaim" and d.value["metadata"]["namespace"] != "default"
+        ),
     )
     assert claim["metadata"]["namespace"] == "argusrl-system"
     assert volume["spec"]["claimRef"] == {"namespace": "argusrl-system", "name": "argusrl-shared"}
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_every_namespace_with_runs_gets_its_volume() -> None:
+    """Users may create claims, and no volumes."""
+    volumes = {
+        d.value["spec"]["claimRef"]["namespace"]
+        for d in objects(run_namespaces=["team-a", "team-b"])
+        if d.kind == "PersistentVolume"
+    }
+    assert volumes == {"argusrl-system", "team-a", "team-b"}
+
+
+def test_a_storage_class_makes_no_second_file_system_for_the_controller() -> None:
+    config = kubernetes_config(volume="{claim: fresh, storage_class: fsx-sc}")
+    with pytest.raises(ConfigError, match="second, empty file system") as caught:
+        install(installation_of(config))
+    assert "--namespace default" in caught.value.hint
+    claims = [d for d in install(installation_of(config, namespace="default")) if d.kind == "PersistentVolumeClaim"]
+    assert len(claims) == 1
 
 
 def test_in_the_namespace_of_the_runs_nothing_is_doubled() -> None:
@@ -139,11 +176,21 @@ def test_secrets_of_the_controller_are_references() -> None:
     assert {"name": "HOOK", "valueFrom": {"secretKeyRef": {"name": "hook", "key": "url"}}} in container["env"]
 
 
-def test_images_are_pulled_where_workers_go() -> None:
-    pod = one(objects(prepull=True), "DaemonSet", "argusrl-prepull")["spec"]["template"]["spec"]
-    assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == "ml.g7e.12xlarge"
-    assert "nvidia.com/gpu" not in str(pod["containers"][0]["resources"])
+def test_images_are_pulled_where_workers_and_heads_go() -> None:
+    documents = objects(prepull=True)
+    for group, kind in (("workers", "ml.g7e.12xlarge"), ("heads", "ml.m5.4xlarge")):
+        spec = one(documents, "DaemonSet", f"argusrl-prepull-{group}")["spec"]
+        assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+        pod = spec["template"]["spec"]
+        assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == kind
+        assert "nvidia.com/gpu" not in str(pod["containers"][0]["resources"])
     assert not [d for d in objects() if d.kind == "DaemonSet"]
+
+
+def test_where_heads_go_anywhere_only_workers_nodes_are_known() -> None:
+    documents = install(installation_of(kubernetes_config(head="{cpus: 8, memory: 16Gi}"), prepull=True))
+    assert [d.value["metadata"]["name"] for d in documents if d.kind == "DaemonSet"] == ["argusrl-prepull-workers"]
+    assert "nodeSelector" not in one(documents, "Deployment")["spec"]["template"]["spec"]
 
 
 def test_a_recipe_without_the_section() -> None:

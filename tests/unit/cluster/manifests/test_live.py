@@ -102,6 +102,13 @@ def test_what_the_server_refuses(server: ApiServer) -> None:
     assert "automountServiceAcountToken" in found
 
 
+def test_a_volume_that_an_administrator_made_needs_no_right_to_make_it(server: ApiServer) -> None:
+    with_kuberay(server)
+    server.rules.append(Rule(verb="patch", resource="persistentvolumes", status=403))
+    server.store.seed(next(one for one in documents() if one["kind"] == "PersistentVolume"))
+    assert live_problems(documents(), server.connect()) == []
+
+
 def test_a_user_without_cluster_rights_needs_the_claim_bound(server: ApiServer) -> None:
     with_kuberay(server)
     server.rules.append(Rule(resource="persistentvolumes", status=403))

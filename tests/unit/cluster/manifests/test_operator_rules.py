@@ -286,7 +286,13 @@ def test_the_bad_sample_gives_all_its_mistakes_at_once() -> None:
             r"metadata\.lables: there is no such field; did you mean labels\?",
         ),
         ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "Not_A_Name"}}, "Not_A_Name: lower-case"),
-        ({"apiVersion": "example.com/v1", "kind": "Toaster", "metadata": {"name": "x"}}, "unknown, and not checked"),
+        (
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "Bad_NS"}},
+            r"metadata\.namespace: Bad_NS: lower-case",
+        ),
+        ({"apiVersion": "ray.io/v1", "kind": "RayJobb", "metadata": {"name": "x"}}, "there is no such kind"),
+        ({"kind": "Pod", "metadata": {"name": "x"}}, "there is no such kind"),
+        ({"apiVersion": "apps/v1", "kind": "Toaster", "metadata": {"name": "x"}}, "there is no such kind"),
     ],
 )
 def test_objects_of_kubernetes_itself(document: dict[str, Any], said: str) -> None:

@@ -14,7 +14,7 @@ from argusrl.cluster.manifests.render import render
 from argusrl.cluster.manifests.sizes import quantity_bytes
 from argusrl.config.load import load_config
 from argusrl.errors import ConfigError
-from fakes.kubernetes_recipe import ROOT, kubernetes_config, ray_job, rendered
+from fakes.kubernetes_recipe import ROOT, head_and_worker, kubernetes_config, ray_job, rendered
 
 VARIANTS: dict[str, tuple[list[str], dict[str, object]]] = {
     "reference": ([], {}),
@@ -198,6 +198,28 @@ def test_a_recipe_without_the_section_says_so() -> None:
 def test_what_cannot_run_is_refused_with_the_numbers(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         render(kubernetes_config(*overrides))
+
+
+HEAD, WORKERS = "cluster.kubernetes.head", "cluster.kubernetes.workers"
+
+
+def test_a_type_that_is_in_no_table_chooses_nodes_where_the_recipe_says_how_large_pods_are() -> None:
+    head = f"{HEAD}={{instance: ml.m9.large, cpus: 4, memory: 12Gi}}"
+    workers = f"{WORKERS}={{instance: ml.g9.huge, nodes: 3, cpus: 40, memory: 400Gi, gpus: 2, efa: 1}}"
+    for template, kind in zip(head_and_worker(ray_job(head, workers)), ("ml.m9.large", "ml.g9.huge"), strict=True):
+        assert template["spec"]["nodeSelector"]["node.kubernetes.io/instance-type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("change", "amounts"),
+    [
+        (f"{HEAD}={{instance: ml.m9.large, cpus: 4}}", "head: cpus and memory"),
+        (f"{WORKERS}={{instance: ml.g9.huge, nodes: 3, cpus: 4}}", "workers: cpus, memory and gpus"),
+    ],
+)
+def test_a_type_that_is_in_no_table_needs_amounts(change: str, amounts: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is not known .*of another type give cluster\.kubernetes\.{amounts}"):
+        render(kubernetes_config(change))
 
 
 def test_the_ray_job_is_created_last() -> None:
