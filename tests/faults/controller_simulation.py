@@ -35,7 +35,7 @@ LATE_GPU_HOURS = 3.0  # spent while nobody could see or reach the run
 _FAULTS = {  # what may become of a request
     **dict.fromkeys(("get", "list"), ("refused", "lost")),
     **dict.fromkeys(("create", "delete"), ("refused", "lost", "late", "twice")),
-    "repair": ("refused", "lost", "late"),
+    **dict.fromkeys(("patch", "repair"), ("refused", "lost", "late")),
 }
 
 
