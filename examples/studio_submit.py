@@ -24,10 +24,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from argusrl.cli.main import run as argusrl
+from argusrl.cli.output import say_error
 from argusrl.cluster.kinds import RAY_JOB
 from argusrl.cluster.kube_api import KubeApi
 from argusrl.cluster.names import RUN_LABEL, label_of
 from argusrl.config.load import load_config
+from argusrl.errors import ArgusError
 
 CONNECTION = {
     "group": "connection.access.sagemaker.amazonaws.com",
@@ -100,11 +102,21 @@ def watch(run: str, namespace: str) -> int:
     return watch_run(connect(namespace=namespace), run)
 
 
+def main(words: list[str]) -> int:
+    """Submit, open the dashboard where the recipe has one, and watch; the exit code."""
+    if not words or words[0].startswith("-"):
+        print(__doc__)
+        return 0 if words[:1] in (["--help"], ["-h"]) else 2
+    try:
+        name, place = submit(*words)
+        section = load_config(Path(words[0]), words[1:]).config.cluster.kubernetes
+        if section is not None and section.studio != "off":
+            open_dashboard(name, place)
+        return watch(name, place)
+    except ArgusError as error:
+        say_error(error)
+        return error.exit_code
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    name, place = submit(sys.argv[1], *sys.argv[2:])
-    section = load_config(Path(sys.argv[1]), sys.argv[2:]).config.cluster.kubernetes
-    if section is not None and section.studio != "off":
-        open_dashboard(name, place)
-    sys.exit(watch(name, place))
+    sys.exit(main(sys.argv[1:]))

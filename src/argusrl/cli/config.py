@@ -42,10 +42,9 @@ def check(
 
     try:
         loaded = load_config(recipe, overrides or [])
-        problems = [] if without_files else file_problems(loaded.config)
-        problems += _cluster_problems(loaded.config)
-        if problems:
-            raise ConfigError(problems)
+        missing = [] if without_files else file_problems(loaded.config)
+        if problems := [*missing, *_cluster_problems(loaded.config)]:
+            raise ConfigError(problems, "--without-files leaves out files that are elsewhere" if missing else "")
     except ConfigError as error:
         if not as_json:
             raise

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many of them.")] = None,
         gpu_gib: Annotated[
-            float | None, typer.Option("--gpu-gib", help="Memory of one GPU in GiB, where it is in no known instance.")
+            float | None, typer.Option("--gpu-gib", help="Memory of one GPU in GiB, of nodes whose type is not known.")
         ] = None,
         model_config: Annotated[
             Path | None, typer.Option("--model-config", help="The model's config.json, or its folder, if elsewhere.")

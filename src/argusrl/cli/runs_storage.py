@@ -116,6 +116,8 @@ def runs_at(where: str | None, root: Path) -> list[RunFolder]:
     from argusrl.cli.runs import find_run, run_folders
 
     if where is None:
+        if not root.is_dir():
+            raise ConfigError(f"--root {root}: no such folder", "name the folder that holds run folders")
         return run_folders(root)
     is_run = any(RunFolder(path).config.is_file() for path in (root / where, Path(where)))
     if not is_run and Path(where).is_dir():

@@ -33,6 +33,8 @@ class JobEnds:
         if submission.number != self._number:
             self._number, self._live_at = submission.number, float("-inf")
             self._over_since = self._gone_at = None
+        if sight.job not in ("absent", "deleting", "unknown"):
+            self._gone_at = None  # it was not there yet when it was looked for
         if sight.job in _OVER:
             if self._over_since is None:
                 self._over_since = now
@@ -44,7 +46,7 @@ class JobEnds:
             return before is None or (before.job, before.job_reason) != (sight.job, sight.job_reason)
         if sight.job in ("absent", "deleting"):
             self._gone_at = now if self._gone_at is None else self._gone_at
-        elif sight.job != "unknown":
+        elif sight.job != "unknown" and self._over_since is None:  # a job that was over is not live again: an old list
             self._live_at = asked_at
         return False
 

@@ -71,6 +71,8 @@ def connect(
             chosen = next((one for one in contexts if one["name"] == context), current)
             default = chosen.get("context", {}).get("namespace") or default
     except (config.ConfigException, OSError) as error:
+        if context is not None and (there := _contexts(kubeconfig)) and context not in there:
+            raise ClusterError(f"the kubeconfig has no context {context}", f"there are: {', '.join(there)}") from error
         raise ClusterError(
             f"no access to a Kubernetes cluster: {error}", "aws eks update-kubeconfig --name CLUSTER, or set KUBECONFIG"
         ) from error
@@ -81,6 +83,16 @@ def connect(
         ) from error
     settings.retries = False  # tried again here, where it is known what may be
     return Kube(client.ApiClient(settings), namespace or default, timeout_seconds)
+
+
+def _contexts(kubeconfig: str | None) -> list[str]:
+    """Names in the kubeconfig; [] where it cannot be read."""
+    from kubernetes import config
+
+    try:
+        return [str(one["name"]) for one in config.list_kube_config_contexts(config_file=kubeconfig)[0]]
+    except (config.ConfigException, OSError):
+        return []
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class KubeHttp:
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             raise Unreachable(
                 f"{self.host} does not answer {what}: {error}",
-                "check the network (VPN, security groups) and the kubeconfig: argusrl cluster doctor",
+                "check the network (VPN, security groups), and the server in: kubectl config view --minify",
             ) from error
         if 200 <= response.status < 300:
             return response
@@ -130,10 +130,12 @@ def _status_object(body: bytes) -> Object:
 def error_of(status: int, answer: Object, what: str) -> KubeError:
     message = str(answer.get("message") or f"HTTP status {status}")
     if status == 401:
-        return Denied(
+        unknown = Denied(
             f"the API server does not accept your credentials ({what}: {message})",
             "log in again: aws sts get-caller-identity, then aws eks update-kubeconfig --name CLUSTER",
         )
+        unknown.status = status
+        return unknown
     if status == 403:
         return Denied(
             message,

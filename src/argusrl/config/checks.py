@@ -28,10 +28,13 @@ def problems(config: Config) -> list[str]:
 
 
 def file_problems(config: Config) -> list[str]:
-    """Files and modules the recipe names that are not on this machine."""
+    """Files and modules the recipe names that are not on this machine.
+
+    Nothing is said of what only pods see: files below the mount of their file system, where that is not mounted here.
+    """
     found: list[str] = []
     model = config.model.path
-    if model.startswith((".", "/", "~")) and not Path(model).expanduser().exists():
+    if model.startswith((".", "/", "~")) and not _exists(model, config):
         found.append(f"model.path: no such folder: {model}")
     paths = {
         "model.chat_template": config.model.chat_template,
@@ -40,15 +43,16 @@ def file_problems(config: Config) -> list[str]:
         "data.heldout": config.data.heldout if config.data.kind == "files" else None,
     }
     for key, path in paths.items():
-        if path is not None and not Path(path).expanduser().exists():
+        if path is not None and not _exists(path, config):
             found.append(
                 f"{key}: no such file or folder: {path} (relative paths: recipe's folder, then working folder)"
             )
     functions = {"data.generator": config.data.generator, "environment.factory": config.environment.factory}
     functions |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     for key, function in functions.items():
-        if function and not _module_exists(function.rpartition(":")[0]):
-            found.append(f"{key}: no such file or module: {function.rpartition(':')[0]}")
+        name = function.rpartition(":")[0] if function else ""
+        if name and not _module_exists(name) and not (name.endswith(".py") and _exists(name, config)):
+            found.append(f"{key}: no such file or module: {name}")
     return found
 
 
@@ -57,6 +61,13 @@ def require(config: Config, files: bool = False) -> None:
     found = problems(config) + (file_problems(config) if files else [])
     if found:
         raise ConfigError(found)
+
+
+def _exists(path: str | Path, config: Config) -> bool:
+    here, kubernetes = Path(path).expanduser(), config.cluster.kubernetes
+    if kubernetes is not None and here.is_relative_to(kubernetes.volume.mount) and not kubernetes.volume.mount.is_dir():
+        return True  # as far as can be told here
+    return here.exists()
 
 
 def _module_exists(name: str) -> bool:

@@ -12,7 +12,8 @@ from argusrl.config.base import Count, Natural, Positive, Seconds, Section
 DNS_NAME, DNS_NAME_LENGTH = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", 63
 DnsName = Annotated[str, Field(pattern=DNS_NAME, max_length=DNS_NAME_LENGTH)]
 """A name that Kubernetes takes for nearly everything (RFC 1123)."""
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$")]
+QUANTITY = r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
+Quantity = Annotated[str, Field(pattern=QUANTITY)]
 """An amount of memory or storage as Kubernetes writes it: 500M, 16Gi, or bytes."""
 
 

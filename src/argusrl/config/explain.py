@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from argusrl.config.cluster_sections import QUANTITY
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 
@@ -116,6 +117,8 @@ def _limits(metadata: list[Any] | None) -> str:
     if above is not None:
         return f" above {above:,}"
     pattern = _bound(metadata, "pattern")
+    if pattern == QUANTITY:
+        return " such as 16Gi, 16G or 500M"
     return f" that matches {pattern}" if pattern else ""
 
 
@@ -160,17 +163,21 @@ def _item(annotation: Any, part: str | int) -> Any:
 
 
 def suggestions(unknown: str, limit: int = 1) -> list[str]:
-    """Known dotted keys that look like `unknown`: first in the same section, then the same word anywhere."""
-    names = [key.path for key in keys()]
+    """Known dotted keys and sections that look like `unknown`: first in the same section, then anywhere.
+
+    Last words are compared: what stands before them is the same in a whole section, and makes anything look close.
+    """
+    leaves = [key.path for key in keys()]
+    parts = [leaf.split(".") for leaf in leaves]
+    sections = [".".join(words[:end]) for words in parts for end in range(1, len(words))]
+    names = list(dict.fromkeys([*leaves, *(name for name in sections if not name.endswith(ITEM))]))
     section, _, word = unknown.rpartition(".")
-    siblings = [name for name in names if name.rpartition(".")[0] == section]
-    close = difflib.get_close_matches(unknown, siblings, n=limit, cutoff=0.75)
-    close += [name for name in names if name.rpartition(".")[2] == word and word]
     words = {name.rpartition(".")[2]: name for name in reversed(names)}
+    siblings = {last: name for name in names for before, _, last in [name.rpartition(".")] if before == section}
+    close = [siblings[match] for match in difflib.get_close_matches(word, list(siblings), n=limit, cutoff=0.6)]
+    close += [name for name in names if name.rpartition(".")[2] == word and word]
     close += [words[match] for match in difflib.get_close_matches(word, list(words), n=limit, cutoff=0.8)]
-    close += difflib.get_close_matches(unknown, names, n=limit, cutoff=0.75)
-    if not section:
-        close += difflib.get_close_matches(unknown, list(Config.model_fields), n=limit, cutoff=0.6)
+    close += difflib.get_close_matches(unknown, names, n=limit, cutoff=0.9)
     return list(dict.fromkeys(close))[:limit]
 
 

@@ -34,6 +34,7 @@ def kubernetes_problems(config: Config) -> Iterator[str]:
             "set auto, or leave cluster.kubernetes out (null)"
         )
     yield from _folders(config, kubernetes)
+    yield from unseen_paths(config, kubernetes.volume.mount)
     yield from _volume(kubernetes.volume)
     yield from _secrets(config, kubernetes)
     yield from _labels(kubernetes)
@@ -57,6 +58,20 @@ def _folders(config: Config, kubernetes: KubernetesSection) -> Iterator[str]:
         yield f"run.root: pods share {mount} only (cluster.kubernetes.volume.mount), and {root} is not below it"
     if kubernetes.nvme is not None and not kubernetes.nvme.is_absolute():
         yield f"cluster.kubernetes.nvme: must be an absolute folder of the host, got {kubernetes.nvme}"
+
+
+def unseen_paths(config: Config, mount: Path) -> Iterator[str]:
+    """Models, adapters and data that are not on the pods' file system, and too large to travel with the recipe."""
+    model, data = config.model.path, config.data
+    paths = {
+        "model.path": model if model.startswith(("/", ".", "~")) else None,
+        "adapter.initial": config.adapter.initial,
+        "data.train": data.train if data.kind == "files" else None,
+        "data.heldout": data.heldout if data.kind == "files" else None,
+    }
+    for key, path in paths.items():
+        if path is not None and not Path(path).is_relative_to(mount):
+            yield f"{key}: pods do not see {path}; put it below {mount}"
 
 
 def _volume(volume: VolumeSection) -> Iterator[str]:

@@ -97,14 +97,19 @@ def parse_yaml(text: str, origin: str) -> Any:
         return yaml.load(text, Loader=_StrictLoader)
     except _Problem as problem:
         raise ConfigError(f"{origin}, line {problem.line}: {problem.message}") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{origin}{where}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not YAML: {error}") from None
+        raise ConfigError(yaml_problem(error, origin)) from None
     except RecursionError:
         raise ConfigError(f"{origin}: nested too deeply") from None
+
+
+def yaml_problem(error: yaml.YAMLError, origin: str) -> str:
+    """What is wrong with a text, and where, on one line."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"{origin}: not YAML: {' '.join(str(error).split())}"
+    mark = error.problem_mark or error.context_mark
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{origin}{where}: not YAML: {error.problem or error.context}"
 
 
 def read_yaml_mapping(path: Path) -> dict[str, Any]:

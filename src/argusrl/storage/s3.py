@@ -38,7 +38,10 @@ class Place:
         """Of s3://bucket/prefix. Raises ConfigError."""
         match = _URL.fullmatch(url)
         if match is None:
-            raise ConfigError(f"{url}: not a place in S3", "write s3://bucket/prefix")
+            raise ConfigError(
+                f"{url}: not a place in S3",
+                "write s3://bucket/prefix; a bucket's name has 3 to 63 of a-z, 0-9, - and .",
+            )
         return cls(match["bucket"], (match["prefix"] or "").strip("/"))
 
     def __truediv__(self, name: str) -> Place:

@@ -52,8 +52,25 @@ def test_check_lists_what_is_wrong_and_ends_with_2(recipe: Path, capsys: pytest.
 def test_check_looks_for_files_unless_told_not_to(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recipe.parent / "rows.jsonl").unlink()
     assert run(["config", "check", str(recipe)]) == 2
-    assert "data.train: no such file" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "data.train: no such file" in error
+    assert "--without-files" in error
     assert run(["config", "check", str(recipe), "--without-files"]) == 0
+
+
+def test_check_takes_what_only_pods_see_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    reference = str(Path(__file__).parents[3] / "recipes" / "qwen3vl_8b_hyperpod.yaml")
+    mount = "/no/such/mount"
+    seen = [f"run.root={mount}/runs", f"model.path={mount}/model", f"cluster.kubernetes.volume.mount={mount}"]
+    assert run(["config", "check", reference, *seen]) == 0
+    assert run(["config", "check", reference, *seen, "model.path=/mine"]) == 2
+    assert f"model.path: pods do not see /mine; put it below {mount}" in capsys.readouterr().err
+
+
+def test_check_finds_gpus_that_nobody_would_use(capsys: pytest.CaptureFixture[str]) -> None:
+    reference = str(Path(__file__).parents[3] / "recipes" / "qwen3vl_8b_hyperpod.yaml")
+    assert run(["config", "check", reference, "--without-files", "cluster.device=cpu"]) == 2
+    assert "would hold 6 GPUs for nothing" in capsys.readouterr().err
 
 
 def test_explain_and_schema(capsys: pytest.CaptureFixture[str]) -> None:

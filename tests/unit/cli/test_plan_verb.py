@@ -89,6 +89,33 @@ def test_small_gpus_are_told_by_their_size(recipe: str, capsys: pytest.CaptureFi
     assert json.loads(text)["fits"] is False
 
 
+OTHER = tuple(
+    f"cluster.kubernetes.workers.{change}"
+    for change in ("instance=ml.g6.2xlarge", "instance_group=null", "nodes=6", "cpus=8", "memory=64Gi", "gpus=1")
+)
+
+
+def test_nodes_of_a_type_that_is_not_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = answer(capsys, HYPERPOD, *OTHER)
+    assert code == 0
+    assert "6 × ml.g6.2xlarge: 6 ranks" in text
+    assert "--gpu-gib to see whether it fits" in text
+    code, text = answer(capsys, HYPERPOD, *OTHER, "--gpu-gib", "96")
+    assert code == 0
+    assert "it fits" in text
+    small = "cluster.kubernetes.head.memory=1Gi"
+    code, text = answer(capsys, HYPERPOD, *OTHER, small, "--gpu-gib", "96")
+    assert code == 7
+    assert "→ cluster.kubernetes.head.memory=" in text
+
+
+def test_another_size_of_gpu_keeps_nodes_and_head(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = answer(capsys, HYPERPOD, "--gpu-gib", "80", "cluster.kubernetes.head.memory=1Gi")
+    assert code == 7
+    assert "3 × ml.g7e.12xlarge with GPUs of 80 GiB: 6 ranks" in text
+    assert "does not fit: host memory of the head" in text
+
+
 def test_without_a_machine_nothing_is_judged(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = answer(capsys, recipe, "cluster.address=auto", "run.root=/not/here")
     assert code == 0

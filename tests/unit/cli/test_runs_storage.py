@@ -96,6 +96,12 @@ def test_young_and_running_runs_are_left_alone(root, capsys):
     assert answer(capsys, "du", root)[0]["gc"] is None
 
 
+@pytest.mark.parametrize("words", [["du"], ["gc", "--dry-run"]])
+def test_a_root_that_is_not_there_is_told(words, root, capsys):
+    assert run(["runs", *words, "--root", str(root / "nope")]) == 2
+    assert "nope: no such folder" in capsys.readouterr().err
+
+
 def test_a_damaged_run_is_told_and_the_others_are_tidied(root, capsys):
     make_run(root, "a")
     broken = make_run(root, "b")

@@ -38,6 +38,8 @@ def looked(*looks: tuple[float, Sighting], ends: JobEnds | None = None, one: Sub
         ([(0, FAILED), (5, ABSENT)], True),  # nobody knows how long it had been over
         ([(0, RUNNING), (5, FAILED), (10, FAILED), (15, Sighting(job="deleting")), (90, ABSENT)], False),
         ([(0, RUNNING), (5, FAILED), (60, FAILED), (65, Sighting(job="unknown")), (70, ABSENT)], True),
+        ([(0, ABSENT), (5, RUNNING), (90, FAILED), (140, FAILED), (150, ABSENT)], True),  # it was not created yet
+        ([(0, RUNNING), (5, FAILED), (60, RUNNING), (65, ABSENT)], True),  # the second of an old list
     ],
 )
 def test_by_its_time(looks, by_kuberay):

@@ -80,3 +80,12 @@ def test_submitting_checks_first_and_stops_where_that_fails(
     monkeypatch.setattr(studio, "argusrl", lambda words: 7)
     with pytest.raises(SystemExit, match="7"):
         studio.submit(str(RECIPE))
+
+
+def test_help_and_mistakes_are_told_in_words(studio: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert studio.main(["--help"]) == 0
+    assert "python examples/studio_submit.py" in capsys.readouterr().out
+    assert studio.main([]) == 2
+    capsys.readouterr()
+    assert studio.main(["no/such.yaml"]) == 2
+    assert "error: no such recipe: " in capsys.readouterr().err

@@ -60,8 +60,9 @@ def test_places(url, place):
 
 @pytest.mark.parametrize("url", ["bucket/a", "s3:/bucket", "s3://B", "s3://", "https://bucket"])
 def test_what_is_no_place(url):
-    with pytest.raises(ConfigError, match="not a place in S3"):
+    with pytest.raises(ConfigError, match="not a place in S3") as caught:
         Place.of(url)
+    assert "3 to 63" in caught.value.hint
 
 
 def test_a_folder_arrives_whole_and_is_not_sent_again(s3, adapter):

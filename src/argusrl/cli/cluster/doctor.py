@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         as_json: JsonOption = False,
     ) -> None:
         """Check the cluster: rights, KubeRay, storage, nodes, clocks. Exit code 1 if something it needs is missing."""
-        from argusrl.cluster.doctor.finding import Subject
+        from argusrl.cluster.doctor.finding import Subject, is_fit
         from argusrl.config.load import load_config
         from argusrl.errors import ArgusError
 
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
         kube = open_kube(context, namespace or (section.namespace if section is not None else None))
         findings = examine(Subject(kube, config), say_each=not as_json)
         findings += _storage(kube, config, run, probe=probe, say_each=not as_json)
-        fit = all(one.result != "failed" for one in findings)
+        fit = is_fit(findings)
         if as_json:
             say_json({"namespace": kube.namespace, "fit": fit, "checks": [asdict(one) for one in findings]})
         if not fit:
@@ -62,6 +62,7 @@ def examine(subject: Subject, *, say_each: bool) -> list[Finding]:
 
     checks = (
         ("api server", access.check_server),
+        ("namespace", access.check_namespace),
         ("clock", access.check_clocks),
         ("rights", access.check_rights),
         ("crds", kuberay.check_crds),
@@ -91,11 +92,16 @@ def _storage(kube: KubeApi, config: Config | None, run: str | None, *, probe: bo
 
     name = run or (str(config.run.name) if config is not None else None)
     try:
-        running = [one for one in overviews(kube, name) if one.head is not None and one.folder]
+        known = overviews(kube, name)
+        others = overviews(kube, None) if run is not None and not known else []
     except KubeError as error:
         found = [Finding("storage", "skipped", error.message)]
     else:
-        if running:
+        running = [one for one in known if one.head is not None and one.folder]
+        if run is not None and not known:
+            there = ", ".join(one.run for one in others) or "none"
+            found = [Finding("storage", "failed", f"no run {run} in {kube.namespace}", f"runs there: {there}")]
+        elif running:
             found = probe_run(kube, running[0])
         elif probe and config is not None:
             from argusrl.cluster.reader_pod import probe_pods

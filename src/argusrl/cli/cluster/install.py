@@ -11,6 +11,8 @@ from argusrl.cli.cluster.options import ContextOption, open_kube, write_objects
 
 if TYPE_CHECKING:
     from argusrl.cluster.kube import Kube
+    from argusrl.cluster.manifests.install import Installation
+    from argusrl.config.sections import Config
 
 
 def register(app: typer.Typer) -> None:
@@ -65,8 +67,9 @@ def register(app: typer.Typer) -> None:
         from argusrl.errors import ConfigError
 
         changes = [*(overrides or []), *([f"cluster.kubernetes.volume.claim={claim}"] if claim else [])]
+        config = load_config(recipe, changes).config
         wanted = installation_of(
-            load_config(recipe, changes).config,
+            config,
             namespace=namespace,
             run_namespaces=run_namespace or [],
             image=image,
@@ -80,10 +83,32 @@ def register(app: typer.Typer) -> None:
         documents = objects(wanted)
         if problems := [problem for document in documents for problem in problems_of(document.value)]:
             raise ConfigError(problems)
+        for line in _disagreements(config, wanted):
+            typer.secho(line, fg="yellow", err=True)
         if apply:
-            _apply([document.value for document in documents], open_kube(context, None))
+            kube = open_kube(context, None)
+            _apply([document.value for document in documents], kube)
+            _say_missing_claims(wanted, kube)
         else:
             write_objects(documents, output)
+
+
+def _disagreements(config: Config, wanted: Installation) -> list[str]:
+    """Where the options make another controller than runs of the recipe count on."""
+    found = []
+    expected = wanted.kubernetes.controller_namespace
+    if expected != wanted.namespace:
+        found.append(
+            f"--namespace {wanted.namespace}: the recipe's cluster.kubernetes.controller_namespace is {expected}, and "
+            "its runs let the controller in from there alone; make them the same"
+        )
+    kind, _, variable = (config.cluster.notify.webhook or "").partition(":")
+    if kind == "env" and variable not in wanted.secrets:
+        found.append(
+            f"cluster.notify.webhook {kind}:{variable}: the controller has no such variable; add "
+            f"--secret {variable}=SECRET/KEY"
+        )
+    return found
 
 
 def _secrets(texts: list[str]) -> dict[str, str]:
@@ -115,3 +140,17 @@ def _apply(documents: list[dict[str, object]], kube: Kube) -> None:
         raise ClusterError("\n".join(lines), "nothing was changed")
     for line in apply_all(documents, kube):
         say(line)
+
+
+def _say_missing_claims(wanted: Installation, kube: Kube) -> None:
+    """A claim of the administrator's own is in one namespace, and the controller's pod needs it in another."""
+    from argusrl.cluster.manifests.apply import places_without_claim
+
+    claim = wanted.kubernetes.volume.claim
+    for namespace in places_without_claim(kube, claim, [wanted.namespace, *wanted.namespaces]):
+        typer.secho(
+            f"namespace {namespace} has no PersistentVolumeClaim {claim}: pods there wait for it. Make one of that "
+            "name, on the same file system",
+            fg="yellow",
+            err=True,
+        )

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from argusrl.cluster.overview import PodView, RunOverview
     from argusrl.cluster.ray_jobs import RayJobs
 
+_ROLES = ("head", "worker")
+
 
 def register(app: typer.Typer) -> None:
     """Add the sub-verb."""
@@ -57,6 +59,8 @@ def register(app: typer.Typer) -> None:
         from argusrl.errors import ConfigError
 
         require_one(address, cluster)
+        if attempt is None and role not in (None, *_ROLES):
+            raise ConfigError(f"--role {role}: a pod is a {' or a '.join(_ROLES)}")
         if address is not None:
             with open_jobs(address) as jobs:
                 _of_job(jobs, run, follow=follow)

@@ -11,6 +11,7 @@ from argusrl.cli.cluster.options import ContextOption, open_kube, write_objects
 
 if TYPE_CHECKING:
     from argusrl.cluster.kube import Kube
+    from argusrl.config.sections import Config
 
 
 def register(app: typer.Typer) -> None:
@@ -73,14 +74,29 @@ def _render(
 
     if recipe is None:
         raise ConfigError("which recipe?", "argusrl cluster manifest RECIPE, or --check FILE")
-    documents = render(load_config(recipe, overrides).config, submission)
+    config = load_config(recipe, overrides).config
+    documents = render(config, submission)
     values = [document.value for document in documents]
     if validate or kube is not None:
         _require_valid(values, kube)
+        _say_fit(config)
     if as_json:
         say_json(values)
     else:
         write_objects(documents, output)
+
+
+def _say_fit(config: Config) -> None:
+    """On standard error: objects may be right, and their run not fit its nodes. `submit` refuses it."""
+    from argusrl.cluster.plan.prediction import require_fit
+    from argusrl.errors import ConfigError
+
+    try:
+        notes = require_fit(config)
+    except ConfigError as error:
+        notes = [*error.problems, f"→ {error.hint}"]
+    for note in notes:
+        typer.secho(note, fg="yellow", err=True)
 
 
 def _check_file(path: Path, kube: Kube | None, *, as_json: bool) -> None:

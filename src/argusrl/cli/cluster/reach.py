@@ -30,9 +30,16 @@ def open_jobs(address: str) -> Iterator[RayJobs]:
 def open_cluster_jobs(kube: Kube, cluster: str) -> Iterator[RayJobs]:
     """Of a RayCluster: by its service in the cluster, through the API server from outside. Raises ClusterError."""
     from argusrl.cluster.kinds import RAY_CLUSTER
+    from argusrl.cluster.kube_api import NotFound, name_of
     from argusrl.cluster.ray_jobs import DASHBOARD_PORT, head_address
 
-    found = kube.get(RAY_CLUSTER, cluster)
+    try:
+        found = kube.get(RAY_CLUSTER, cluster)
+    except NotFound as error:
+        there = ", ".join(name_of(one) for one in kube.list(RAY_CLUSTER).items) or "none"
+        raise ClusterError(
+            f"namespace {kube.namespace} has no RayCluster {cluster}", f"there are: {there}; --namespace names another"
+        ) from error
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         way: AbstractContextManager[str] = nullcontext(head_address(found).removeprefix("http://"))
     else:

@@ -101,6 +101,7 @@ def _submit_ray_job(kube: Kube, config: Config, recorded: int, *, watch: bool) -
     from argusrl.cli.output import say
     from argusrl.cluster.manifests.check import problems_of
     from argusrl.cluster.manifests.render import render
+    from argusrl.cluster.plan.prediction import require_fit
     from argusrl.cluster.submit import next_number, submit_documents
     from argusrl.errors import ConfigError
 
@@ -116,12 +117,31 @@ def _submit_ray_job(kube: Kube, config: Config, recorded: int, *, watch: bool) -
     documents = render(config, number)
     if problems := [problem for document in documents for problem in problems_of(document.value)]:
         raise ConfigError(problems, "argusrl cluster manifest RECIPE --validate shows the objects")
+    for warning in require_fit(config):
+        typer.secho(warning, fg="yellow", err=True)
+    _require_there(kube, config)
     made = submit_documents(kube, documents, name, number)
     say(f"submitted {made.where} (submission {made.number} of run {name})", "green")
     if watch:
         return watch_run(kube, name)
     say(f"argusrl cluster status {name} -n {kube.namespace} shows how it goes")
     return 0
+
+
+def _require_there(kube: Kube, config: Config) -> None:
+    """Raises ClusterError where a namespace, queue or claim that nobody creates is not there."""
+    from argusrl.cluster.doctor.access import check_namespace
+    from argusrl.cluster.doctor.finding import Subject, guarded
+    from argusrl.cluster.doctor.kuberay import check_queue
+    from argusrl.cluster.doctor.storage import check_presence
+    from argusrl.errors import ClusterError
+
+    subject = Subject(kube, config)
+    found = guarded("namespace", check_namespace, subject)
+    if not found:
+        found = [*guarded("queue", check_queue, subject), *guarded("claim", check_presence, subject)]
+    if missing := [one for one in found if one.result == "failed"]:
+        raise ClusterError("\n".join(one.detail for one in missing), "; ".join(one.fix for one in missing))
 
 
 def _said_job(made: Submitted, jobs: RayJobs, way: str, *, watch: bool) -> int:

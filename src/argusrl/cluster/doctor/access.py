@@ -8,6 +8,7 @@ from argusrl.cluster.kinds import (
     CONFIG_MAP,
     EVENT,
     LEASE,
+    NAMESPACE,
     NETWORK_POLICY,
     NODE,
     POD,
@@ -16,7 +17,7 @@ from argusrl.cluster.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from argusrl.cluster.kube_api import KubeApi, KubeError, name_of
+from argusrl.cluster.kube_api import Denied, KubeApi, KubeError, NotFound, name_of
 from argusrl.cluster.overview import seconds_since
 
 _SKEW_SECONDS = 5.0  # the header that tells the time knows it to a second
@@ -66,6 +67,18 @@ def check_server(subject: Subject) -> list[Finding]:
     if version_of(version)[:2] < _OLDEST_SERVER:
         return [Finding("api server", "failed", version, "Kubernetes 1.27 or newer is needed: upgrade the cluster")]
     return [Finding("api server", "ok", f"{version}, namespace {subject.namespace}")]
+
+
+def check_namespace(subject: Subject) -> list[Finding]:
+    """Whether the namespace is there; nothing where it is, or where you may not know."""
+    try:
+        subject.kube.get(NAMESPACE, subject.namespace)
+    except NotFound:
+        there = ", ".join(name_of(one) for one in subject.kube.list(NAMESPACE).items)
+        return [Finding("namespace", "failed", f"there is no namespace {subject.namespace}", f"there are: {there}")]
+    except Denied:
+        pass
+    return []
 
 
 def check_clocks(subject: Subject) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,12 @@ from argusrl.config.sections import Config
 
 Result = Literal["ok", "warning", "failed", "skipped"]
 
+_VITAL = ("api server", "rights")  # who may see neither knows nothing of the cluster
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. Only `failed` makes the cluster unfit."""
+    """What a check found. `is_fit` says what they come to."""
 
     name: str
     result: Result
@@ -38,12 +40,17 @@ Check = Callable[[Subject], list[Finding]]
 
 
 def guarded(name: str, check: Check, subject: Subject) -> list[Finding]:
-    """Run a check; what it may not read, or what is not answered, becomes a finding."""
+    """Run a check; what it may not read (403), or what is not answered, becomes a finding."""
     try:
         return check(subject)
     except KubeError as error:
         result: Result = "skipped" if error.status == 403 else "failed"
         return [Finding(name, result, error.message, error.hint)]
+
+
+def is_fit(findings: Sequence[Finding]) -> bool:
+    """Nothing failed, and what tells whether the rest can be believed was looked at."""
+    return all(one.result != "failed" and (one.result != "skipped" or one.name not in _VITAL) for one in findings)
 
 
 def version_of(text: str) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ def _health(nodes: Sequence[Object]) -> Finding:
             f"{len(sick)} of {len(nodes)} nodes: {', '.join(sick)}",
             "HyperPod replaces a node in 20 to 30 minutes where NodeRecovery is Automatic; else reboot or replace it",
         )
+    if not nodes:
+        return Finding("node health", "warning", "the cluster has no nodes", "add an instance group with nodes")
     labelled = sum(bool(one.status) for one in seen)
     return Finding("node health", "ok", f"{len(nodes)} nodes are ready, {labelled} carry HyperPod's health label")
 

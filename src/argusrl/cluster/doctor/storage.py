@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argusrl.cluster.doctor.access import may
-from argusrl.cluster.doctor.finding import Finding, Subject
+from argusrl.cluster.doctor.finding import Finding, Result, Subject
 from argusrl.cluster.kinds import CLAIM, STORAGE_CLASS, VOLUME
 from argusrl.cluster.kube_api import Denied, NotFound, Object, name_of
 from argusrl.cluster.manifests.storage import volume_name
@@ -23,14 +23,7 @@ def check_claim(subject: Subject) -> list[Finding]:
             return [_claim_to_be(volume), *_static_volume(subject, volume)]
         if volume.storage_class is not None:
             return [_claim_to_be(volume), *_class(subject, volume)]
-        return [
-            Finding(
-                "claim",
-                "failed" if section is not None else "warning",
-                f"namespace {subject.namespace} has no PersistentVolumeClaim {volume.claim}",
-                "give cluster.kubernetes.volume.claim, or file_system_id, dns_name and mount_name of an FSx system",
-            )
-        ]
+        return [_no_claim(subject, volume, "failed" if section is not None else "warning")]
     phase = str((claim.get("status") or {}).get("phase", "unknown"))
     modes = claim["spec"].get("accessModes") or []
     if phase != "Bound":
@@ -40,6 +33,27 @@ def check_claim(subject: Subject) -> list[Finding]:
         detail = f"{volume.claim} is {', '.join(modes) or 'without an access mode'}, and all pods of a run write there"
         return [Finding("claim", "failed", detail, "a shared file system: FSx for Lustre, EFS or NFS, ReadWriteMany")]
     return [Finding("claim", "ok", f"{volume.claim} is bound, {', '.join(modes)}"), *_volume(subject, claim)]
+
+
+def check_presence(subject: Subject) -> list[Finding]:
+    """Whether a recipe's claim that nothing of argusrl creates is there at all; nothing where it is."""
+    section = subject.config.cluster.kubernetes if subject.config is not None else None
+    if section is None or section.volume.file_system_id is not None or section.volume.storage_class is not None:
+        return []
+    try:
+        subject.kube.get(CLAIM, section.volume.claim)
+    except NotFound:
+        return [_no_claim(subject, section.volume, "failed")]
+    return []
+
+
+def _no_claim(subject: Subject, volume: VolumeSection, result: Result) -> Finding:
+    return Finding(
+        "claim",
+        result,
+        f"namespace {subject.namespace} has no PersistentVolumeClaim {volume.claim}",
+        "give cluster.kubernetes.volume.claim, or file_system_id, dns_name and mount_name of an FSx system",
+    )
 
 
 def _claim_to_be(volume: VolumeSection) -> Finding:

@@ -8,7 +8,8 @@ from typing import Any
 from argusrl.cluster.doctor.access import check_server
 from argusrl.cluster.doctor.finding import Finding, Subject, guarded
 from argusrl.cluster.doctor.kuberay import check_crds, check_operator
-from argusrl.cluster.kube_api import KubeApi
+from argusrl.cluster.kinds import CLAIM
+from argusrl.cluster.kube_api import Denied, KubeApi, NotFound
 from argusrl.errors import ClusterError
 
 
@@ -30,3 +31,16 @@ def apply_all(documents: Sequence[dict[str, Any]], kube: KubeApi) -> Iterator[st
         except ClusterError as error:
             raise ClusterError(f"{label}: {error.message}", error.hint or "what came before it was applied") from error
         yield f"✓ {label}"
+
+
+def places_without_claim(kube: KubeApi, claim: str, namespaces: Sequence[str]) -> list[str]:
+    """Namespaces in which pods would wait for a claim that nobody has made. Raises KubeError."""
+    missing = []
+    for namespace in dict.fromkeys(namespaces):
+        try:
+            kube.get(CLAIM, claim, namespace)
+        except NotFound:
+            missing.append(namespace)
+        except Denied:
+            continue
+    return missing

@@ -15,6 +15,7 @@ from argusrl.cluster.manifests.schema import (
     unknown_fields,
     with_defaults,
 )
+from argusrl.config.yaml_file import yaml_problem
 from argusrl.errors import ConfigError
 
 Object = dict[str, Any]
@@ -33,10 +34,15 @@ def read_documents(path: Path) -> list[Object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
+        raise ConfigError(yaml_problem(error, str(path))) from None
     documents = [one for value in values if value is not None for one in _unpacked(value)]
     if not documents or not all(isinstance(value, dict) for value in documents):
         raise ConfigError(f"{path}: holds no Kubernetes objects")
+    if any("kind" not in value and "apiVersion" not in value and "model" in value for value in documents):
+        raise ConfigError(
+            f"{path}: looks like a recipe, and --check takes Kubernetes objects",
+            f"leave --check out: argusrl cluster manifest {path} --validate",
+        )
     return documents
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from argusrl.cluster.manifests.document import Document, metadata
 from argusrl.cluster.manifests.setup import RECIPE_FOLDER, Setup
+from argusrl.config.kubernetes_checks import unseen_paths
 from argusrl.config.sections import Config
 from argusrl.config.yaml_file import dump_yaml
 from argusrl.errors import ConfigError
@@ -39,7 +40,7 @@ class PodFiles:
         template = values["model"]["chat_template"]
         if template is not None:
             values["model"]["chat_template"] = self._taken("model.chat_template", Path(template))
-        self._seen_by_pods(values)
+        self._problems += unseen_paths(config, mount)
         if self._problems:
             raise ConfigError(self._problems)
         recipe = "# Resolved: every key with the value the run takes. Made by argusrl cluster manifest.\n"
@@ -115,18 +116,6 @@ class PodFiles:
                 elif f"{place}/{neighbour.name}" not in self.texts:
                     waiting.append(neighbour.name)
         return str(self._folder / place / path.name)
-
-    def _seen_by_pods(self, values: dict[str, Any]) -> None:
-        """Paths that are too large for the map have to be on the shared file system."""
-        paths = {
-            "model.path": values["model"]["path"] if values["model"]["path"].startswith(("/", ".", "~")) else None,
-            "adapter.initial": values["adapter"]["initial"],
-            "data.train": values["data"]["train"] if values["data"]["kind"] == "files" else None,
-            "data.heldout": values["data"]["heldout"] if values["data"]["kind"] == "files" else None,
-        }
-        for key, path in paths.items():
-            if path is not None and not PurePosixPath(path).is_relative_to(self._mount):
-                self._problems.append(f"{key}: pods do not see {path}; put it below {self._mount}")
 
 
 def _imported(text: str, folder: Path, name: str) -> list[Path]:

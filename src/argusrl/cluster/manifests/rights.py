@@ -54,7 +54,7 @@ USER_CLUSTER = (
     Right("storage.k8s.io", ("storageclasses",), ("get", "list"), "doctor"),
     Right("coordination.k8s.io", ("leases",), ("get", "list"), "doctor: clocks and heartbeats of nodes"),
     Right("apps", ("deployments",), ("get", "list"), "doctor: the version of KubeRay's operator"),
-    Right("apiextensions.k8s.io", ("customresourcedefinitions",), ("get", "list"), "validate --live, doctor"),
+    Right("apiextensions.k8s.io", ("customresourcedefinitions",), ("get", "list"), "cluster manifest --live, doctor"),
 )
 """Reading only."""
 

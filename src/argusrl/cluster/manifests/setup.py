@@ -109,6 +109,11 @@ def _problems(config: Config, kubernetes: KubernetesSection, head: PodSize, work
         )
     if cluster.device == "cuda" and workers.gpus == 0:
         found.append("cluster.device cuda: the workers of cluster.kubernetes have no GPU; name an instance with GPUs")
+    if cluster.device == "cpu" and workers.gpus:
+        found.append(
+            f"cluster.device cpu: the workers of cluster.kubernetes would hold {nodes * workers.gpus} GPUs for "
+            "nothing; set device auto, or workers.gpus: 0"
+        )
     if workers.gpus and config.engine.tensor_parallel > workers.gpus:
         found.append(f"engine.tensor_parallel {config.engine.tensor_parallel}: a node has {workers.gpus} GPUs")
     slots = cluster.slots or nodes * workers.gpus

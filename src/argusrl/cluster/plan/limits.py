@@ -14,6 +14,7 @@ from argusrl.cluster.plan.storage import StoragePlan, heartbeat_operations
 
 _RANK_PHASES = ("hand-over", *TRAINING, "publication")
 _ENGINE_PHASES = ("rollout", "loading", "checkpoint")
+_BUNDLE_GPUS = 1  # what a rank, an engine, or both of them are placed in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Limit:
     what: str
     needed: float
     available: float
-    unit: str  # "bytes" | "tokens" | "s" | "operations/s" | "slots"
+    unit: str  # "bytes" | "tokens" | "s" | "operations/s" | "slots" | "GPUs"
 
     @property
     def fits(self) -> bool:
@@ -66,6 +67,14 @@ def _slots(setting: Setting) -> Iterator[Limit]:
             needed=setting.slots,
             available=setting.machine.slots,
             unit="slots",
+        )
+    if setting.cuda and setting.config.engine.tensor_parallel > 1:
+        yield Limit(
+            kind="engine GPUs",
+            what="engine.tensor_parallel: an engine in its bundle",
+            needed=setting.config.engine.tensor_parallel,
+            available=_BUNDLE_GPUS,
+            unit="GPUs",
         )
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from argusrl.cluster.instances import INSTANCES, Gpu, instance
 from argusrl.cluster.manifests.sizes import HEAD_MEMORY_BYTES, head_size, quantity_bytes, shared_memory_bytes
-from argusrl.config.cluster_sections import VolumeSection
+from argusrl.config.cluster_sections import VolumeSection, WorkersSection
 from argusrl.config.sections import Config
 from argusrl.errors import ConfigError
 
 _CORE_FLOPS, _CPU_BANDWIDTH = 5e10, 1e10  # of float32 on a core of a server, and of its memory; assumed
 _TOOL_SECONDS = 10.0
+_ANOTHER_TYPE = (
+    "of another type give cluster.kubernetes.workers.instance, .gpus, .cpus and .memory in the recipe, and --gpu-gib"
+)
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -75,12 +78,19 @@ def machine_of(
     nodes: int | None = None,
     gpu_gib: float | None = None,
 ) -> Machine:
-    """What the command line says, else the recipe, else this machine. Raises ConfigError."""
-    kubernetes = config.cluster.kubernetes
-    name = instance_name or (kubernetes.workers.instance if kubernetes is not None else None)
-    if name is not None and gpu_gib is None:
-        return _of_instances(config, name, nodes)
-    if nodes is not None and name is None:
+    """What the command line says, else the recipe, else this machine. Raises ConfigError.
+
+    `gpu_gib` replaces the GPUs alone: nodes, host memory and head stay those of the recipe.
+    """
+    workers = config.cluster.kubernetes.workers if config.cluster.kubernetes is not None else None
+    own = workers.instance if workers is not None else None
+    name = instance_name or own
+    if workers is not None and workers.gpus and name == own and not _in_table(name):
+        return _of_pods(config, workers, nodes, gpu_gib)
+    if name is not None:
+        found = _of_instances(config, name, nodes)
+        return found if gpu_gib is None else _with_gpus(found, gpu_gib)
+    if nodes is not None:
         raise ConfigError("--nodes needs to know what a node is", "give --instance ml.g7e.12xlarge, say")
     slots = config.cluster.slots or 1
     if gpu_gib is not None or _has_gpus(config):
@@ -100,6 +110,39 @@ def machine_of(
             storage=storage_of(config, here=gpu_gib is None),
         )
     return this_machine(config)
+
+
+def _in_table(name: str | None) -> bool:
+    return name is not None and name.removeprefix("ml.") in INSTANCES
+
+
+def _with_gpus(machine: Machine, gpu_gib: float) -> Machine:
+    """The same nodes with GPUs of that size, whose speed is not known."""
+    return replace(
+        machine, name=f"{machine.name} with GPUs of {gpu_gib:g} GiB", gpu=None, gpu_bytes=int(gpu_gib * 2**30)
+    )
+
+
+def _of_pods(config: Config, workers: WorkersSection, nodes: int | None, gpu_gib: float | None) -> Machine:
+    """Nodes of a type that is not in the table, or of none: all that is known of them is what their pods ask for."""
+    count, gpus = nodes or workers.nodes, workers.gpus or 0
+    pod = quantity_bytes(workers.memory) if workers.memory else None
+    found = Machine(
+        name=f"{count} × {workers.instance or f'nodes of {gpus} GPUs'}",
+        instance=workers.instance,
+        device="cuda",
+        nodes=count,
+        slots_per_node=gpus,
+        gpu=None,
+        gpu_bytes=None,
+        node_bytes=pod,
+        shared_memory_bytes=None if pod is None else shared_memory_bytes(pod),
+        network_bytes=None,
+        head_bytes=_head_bytes(config),
+        separate_head=True,
+        storage=storage_of(config, here=False),
+    )
+    return found if gpu_gib is None else _with_gpus(found, gpu_gib)
 
 
 def _has_gpus(config: Config) -> bool:
@@ -154,7 +197,10 @@ def gpu_named(name: str) -> Gpu | None:
 def _of_instances(config: Config, name: str, nodes: int | None) -> Machine:
     kubernetes = config.cluster.kubernetes
     workers = kubernetes.workers if kubernetes is not None else None
-    kind = instance(name)
+    try:
+        kind = instance(name)
+    except ConfigError as error:
+        raise ConfigError(error.message, f"{error.hint}; {_ANOTHER_TYPE}") from error
     if not kind.gpus or kind.gpu is None:
         raise ConfigError(f"{kind.hyperpod_name} has no GPU", "ranks and engines need one; ml.g7e.12xlarge has two")
     own = workers.instance if workers is not None else None

@@ -27,7 +27,7 @@ from argusrl.errors import ArgusError
 class Fix:
     """A change that makes the first failing limit hold. `then` is the next limit that fails; "" where none does."""
 
-    changes: tuple[str, ...]  # key=value, or --instance NAME
+    changes: tuple[str, ...]  # key=value; the first may be --instance NAME
     then: str
 
     def to_json(self) -> dict[str, Any]:
@@ -55,8 +55,11 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """None: nothing is known of the machine."""
-        return not self.failing if self.limits else None
+        """None: nothing fails, and the memory of its GPUs, or all of the machine, is not known."""
+        if self.failing:
+            return False
+        machine = self.setting.machine
+        return None if not self.limits or (machine.device == "cuda" and machine.gpu_bytes is None) else True
 
     def to_json(self) -> dict[str, Any]:
         setting, found = self.setting, self.setting.estimate
@@ -146,7 +149,7 @@ def fix_of(plan: Plan) -> Fix | None:
     if not plan.failing:
         return None
     first, setting, partial = plan.failing[0], plan.setting, None
-    for changes in changes_for(first, setting.config):
+    for changes in changes_for(first, setting.config, setting.slots):
         changed = _changed(plan, changes)
         if changed is None:
             continue
@@ -167,11 +170,13 @@ def _changed(plan: Plan, changes: Sequence[str]) -> Plan | None:
             if not machine.separate_head:
                 return None
             kind = instance(changes[0].removeprefix(INSTANCE))
+            config = with_overrides(config, changes[1:])
             machine = machine_of(config, instance_name=kind.name, nodes=-(-setting.slots // kind.gpus))
         else:
             config = with_overrides(config, changes)
-            if machine.separate_head:  # head and volume may have changed
-                machine = machine_of(config, instance_name=machine.instance, nodes=machine.nodes)
+            if machine.separate_head:  # pods and volume may have changed, GPUs have not
+                found = machine_of(config, instance_name=machine.instance, nodes=machine.nodes)
+                machine = replace(found, name=machine.name, gpu=machine.gpu, gpu_bytes=machine.gpu_bytes)
     except ArgusError:
         return None
     return make_plan(config, setting.shape, machine, setting.assumed, typical=plan.typical, compare=False)

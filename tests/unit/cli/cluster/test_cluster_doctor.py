@@ -102,6 +102,7 @@ def test_an_empty_cluster(server: ApiServer, capsys: pytest.CaptureFixture[str])
     }
     assert "helm install" in found["crd RayJob"]["fix"]
     assert found["argusrl controller"]["result"] == "warning"
+    assert found["node health"]["detail"] == "the cluster has no nodes"
     assert run(["cluster", "doctor"]) == 1
     assert "    → " in capsys.readouterr().out
 
@@ -114,6 +115,17 @@ def test_a_server_that_does_not_answer_ends_it(
     code, found = doctor(capsys)
     assert code == 1
     assert set(found) == {"api server", "storage"}
+
+
+@pytest.mark.parametrize(("status", "checks"), [(401, {"api server", "storage"}), (403, None)])
+def test_a_cluster_of_which_nothing_may_be_seen_is_not_called_fit(
+    status: int, checks: set[str] | None, fit: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit.rules.append(Rule(status=status))
+    code, found = doctor(capsys)
+    assert code == 1
+    assert found["api server"]["result"] == ("failed" if status == 401 else "skipped")
+    assert checks is None or set(found) == checks
 
 
 @pytest.mark.parametrize(
@@ -346,3 +358,10 @@ def test_a_pod_that_cannot_try_it_says_why(
     assert "not seen by the scheduler yet" in found["storage from head"]["detail"]
     assert fit.store.objects(POD) == []
     assert fit.store.objects(DEPLOYMENT)
+
+
+def test_a_namespace_and_a_run_that_are_not_there(fit: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = doctor(capsys, "--namespace", "other", "--run", "nope")
+    assert code == 1
+    assert found["namespace"]["detail"] == "there is no namespace other"
+    assert found["storage"]["detail"] == "no run nope in other"

@@ -139,10 +139,17 @@ def test_the_controllers_nodes_are_labels(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_files_that_are_no_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text, said in (("a: [", "not YAML"), ("- a\n", "holds no Kubernetes objects"), ("", "holds no Kubernetes")):
+    for text, said in (
+        ("a: [", "x.yaml, line 1, column 5: not YAML: "),
+        ("- a\n", "holds no Kubernetes objects"),
+        ("", "holds no Kubernetes"),
+        ("model: {path: a/b}\n", "looks like a recipe"),
+    ):
         (tmp_path / "x.yaml").write_text(text)
         assert run(["cluster", "manifest", "--check", str(tmp_path / "x.yaml")]) == 2
-        assert said in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert said in error
+        assert "problems" not in error
 
 
 def test_install_is_yaml_that_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,8 +197,38 @@ def test_installing_creates_every_object(
 ) -> None:
     monkeypatch.setattr("argusrl.cluster.manifests.apply.cluster_problems", lambda kube: [])
     assert run(["cluster", "install", str(RECIPE), "--apply"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert not said.err
+    lines = said.out.splitlines()
     assert lines[0] == "✓ Namespace argusrl-system"
     assert lines[-1] == "✓ Deployment argusrl-system/argusrl-controller"
     assert len(server.store.objects(DEPLOYMENT)) == 1
     assert run(["cluster", "install", str(RECIPE), "--apply"]) == 0
+
+
+def test_namespaces_without_the_administrators_own_claim_are_named(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("argusrl.cluster.manifests.apply.cluster_problems", lambda kube: [])
+    server.store.seed({"kind": "PersistentVolumeClaim", "metadata": {"name": "mine"}, "spec": {}})
+    assert run(["cluster", "install", str(RECIPE), "cluster.kubernetes.volume={claim: mine}", "--apply"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "namespace argusrl-system has no PersistentVolumeClaim mine" in line
+
+
+def test_options_that_the_recipe_does_not_know_of_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster", "install", str(RECIPE), "--namespace", "ops", "cluster.notify.webhook=env:HOOK"]
+    assert run(words) == 0
+    error = capsys.readouterr().err
+    assert "cluster.kubernetes.controller_namespace is argusrl-system" in error
+    assert "--secret HOOK=SECRET/KEY" in error
+    assert run([*words, "cluster.kubernetes.controller_namespace=ops", "--secret", "HOOK=hook/url"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_objects_whose_run_does_not_fit_are_valid_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster", "manifest", str(RECIPE), "run.name=maze", "--validate"]
+    assert run(words) == 0
+    assert "does not fit" not in capsys.readouterr().err
+    assert run([*words, "cluster.kubernetes.head.memory=1Gi"]) == 0
+    assert "does not fit" in capsys.readouterr().err

@@ -71,6 +71,7 @@ def test_pods_that_fit_nowhere(server: ApiServer, capsys: pytest.CaptureFixture[
 
 
 def test_a_queue_that_has_not_admitted_it(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.store.seed({"kind": "LocalQueue", "metadata": {"name": "team-queue"}, "spec": {}})
     job = submitted(server, "cluster.kubernetes.queue.name=team-queue")
     server.store.seed({**job, "spec": {**job["spec"], "suspend": True}})
     conditions = [{"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "no quota for gpu"}]

@@ -180,6 +180,7 @@ class TestLogs:
         assert "raylet, second" in text
         assert "driver" not in text
         assert run(["cluster", "logs", "maze", "--role", "nobody", *root]) == 2
+        assert "a pod is a head or a worker" in capsys.readouterr().err
 
     def test_where_the_folder_is_not_seen_a_pod_could_read_it(
         self, running: ApiServer, capsys: pytest.CaptureFixture[str]

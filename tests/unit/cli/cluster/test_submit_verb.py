@@ -140,6 +140,23 @@ def test_the_number_of_a_job_is_above_what_the_head_knows(server: ApiServer, das
     assert set(dashboard.jobs) == {"maze-s6", "maze-s7"}
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("cluster.kubernetes.head.memory=1Gi", "does not fit: "),
+        ("cluster.kubernetes.volume={claim: mine}", "namespace default has no PersistentVolumeClaim mine"),
+        ("cluster.kubernetes.queue={name: team}", "namespace default has no LocalQueue team"),
+        ("cluster.kubernetes.namespace=other", "there is no namespace other\n  → there are: default"),
+    ],
+)
+def test_what_would_fail_or_wait_for_ever_is_not_submitted(
+    change: str, words: str, server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*SUBMIT, change]) in (2, 7)
+    assert words in capsys.readouterr().err
+    assert numbers(server) == []
+
+
 def test_another_namespace(server: ApiServer) -> None:
     server.store.seed({"kind": "Namespace", "metadata": {"name": "team"}})
     assert run([*SUBMIT, "-n", "team"]) == 0
@@ -272,6 +289,14 @@ def test_watching_ends_when_nothing_follows_a_failure(
     finish(server, "maze-s1", "Failed")
     assert watch_run(server.connect(), "maze", look_seconds=0.0, patience_seconds=0.0) == 7
     assert "maze-s1: failed" in capsys.readouterr().out
+
+
+def test_what_is_there_is_named(server: ApiServer, dashboard: RayDashboard, capsys: pytest.CaptureFixture[str]) -> None:
+    seed_studio(server, dashboard)
+    assert run([*SUBMIT, "--cluster", "foo"]) == 7
+    assert "namespace default has no RayCluster foo\n  → there are: studio;" in capsys.readouterr().err
+    assert run([*SUBMIT, "--context", "nope"]) == 7
+    assert "the kubeconfig has no context nope\n  → there are: " in capsys.readouterr().err
 
 
 def test_both_ways_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,16 +84,17 @@ def test_a_template_of_chats_travels_too(tmp_path: Path) -> None:
 
 def test_what_pods_do_not_see_is_said_at_once(tmp_path: Path) -> None:
     config = plain(
-        "model.path=/elsewhere/model",
-        "adapter.initial=/elsewhere/adapter",
-        "data={kind: files, train: /elsewhere/train.parquet, heldout: /fsx/heldout.parquet}",
+        "model.path=/fsx/model",
+        "adapter.initial=/fsx/adapter",
+        "data={kind: files, train: /fsx/train.parquet, heldout: /fsx/heldout.parquet}",
     )
     with pytest.raises(ConfigError) as caught:
-        PodFiles(config, MOUNT)
+        PodFiles(config, Path("/elsewhere"))
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.path",
         "adapter.initial",
         "data.train",
+        "data.heldout",
     ]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,35 @@ def test_the_command_line_wins_over_the_mazes() -> None:
 def test_a_head_has_no_ranks() -> None:
     with pytest.raises(ConfigError, match="has no GPU"):
         machine_of(mazes(), instance_name="ml.m5.4xlarge")
+
+
+PODS = tuple(
+    f"cluster.kubernetes.workers.{change}"
+    for change in ("instance=ml.g6.2xlarge", "nodes=6", "cpus=7", "memory=28Gi", "gpus=1")
+)
+
+
+def test_nodes_of_another_type_are_what_their_pods_ask_for() -> None:
+    found = machine_of(mazes(*PODS, "cluster.kubernetes.head.memory=20Gi"), gpu_gib=24)
+    assert (found.nodes, found.slots, found.gpu_bytes, found.gpu) == (6, 6, 24 << 30, None)
+    assert (found.node_bytes, found.head_bytes, found.separate_head) == (28 << 30, 20 << 30, True)
+    assert found.storage.capacity == 4800 << 30
+    assert machine_of(mazes(*PODS)).gpu_bytes is None
+    assert machine_of(mazes(*PODS[1:]), nodes=2).slots == 2
+
+
+def test_another_size_of_gpu_changes_nothing_else() -> None:
+    changes = ("cluster.kubernetes.workers.instance=ml.g7e.12xlarge", "cluster.kubernetes.workers.nodes=3")
+    known, found = machine_of(mazes(*changes)), machine_of(mazes(*changes), gpu_gib=80)
+    assert found == replace(known, name=found.name, gpu=None, gpu_bytes=80 << 30)
+    assert "80 GiB" in found.name
+
+
+def test_an_unknown_type_says_what_to_give() -> None:
+    for changes, name in ((PODS[:-1], None), (PODS, "ml.g6.4xlarge")):  # pods without GPUs; a type of its own
+        with pytest.raises(ConfigError, match="is not known") as caught:
+            machine_of(mazes(*changes), instance_name=name)
+        assert "--gpu-gib" in caught.value.hint
 
 
 def test_this_machine_by_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

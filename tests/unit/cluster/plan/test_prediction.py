@@ -40,6 +40,9 @@ def test_what_cannot_fit_is_refused_with_the_limit_and_the_key(quickstart: Calla
     with pytest.raises(ConfigError, match="engine's weights") as caught:
         require_fit(mazes(*NODES, "engine.gpu_memory_share=0.1"))
     assert "engine.gpu_memory_share=0.3" in caught.value.hint
+    with pytest.raises(ConfigError, match="host memory of a worker node") as caught:
+        require_fit(mazes(*NODES, "cluster.kubernetes.workers.memory=40Gi"))
+    assert "try cluster.kubernetes.workers.memory=" in caught.value.hint
 
 
 def test_what_only_the_fullest_micro_batch_breaks_is_a_warning() -> None:
@@ -49,8 +52,8 @@ def test_what_only_the_fullest_micro_batch_breaks_is_a_warning() -> None:
 
 
 def test_a_model_of_unknown_size_is_left_to_the_check_of_the_input() -> None:
-    assert require_fit(mazes(*NODES, "model.path=/not/here")) == []
-    assert predict(mazes("model.path=/not/here")) is None
+    assert require_fit(mazes(*NODES, "model.path=/fsx/fsx/not/here")) == []
+    assert predict(mazes("model.path=/fsx/not/here")) is None
 
 
 def test_predictions_have_the_names_of_the_metrics() -> None:
