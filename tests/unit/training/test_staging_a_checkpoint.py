@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from argusrl.errors import StorageError
+from argusrl.storage.layout import RunFolder
 from argusrl.training.fleet import Member, Position, RankFleet
 from argusrl.training.run import Run
 
@@ -30,6 +32,7 @@ def run_of(fleet: RankFleet, every_steps: int = 1) -> tuple[Any, list[str]]:
     run: Any = Run.__new__(Run)
     passed: list[str] = []
     run.staging = None
+    run.folder, run.epoch = RunFolder(Path("run")), SimpleNamespace(number=3)
     run.config = SimpleNamespace(
         algorithm=SimpleNamespace(num_steps=9), checkpoint=SimpleNamespace(every_steps=every_steps)
     )
@@ -57,6 +60,7 @@ def test_ranks_are_asked_before_anything_else_happens() -> None:
         fleet.position.step = 8  # the next step begins before the loop has done anything
         assert calls == [(3, 7, "commit 7", "digest")] * 2
         assert passed == ["checkpointing"]
+        assert run.begun_checkpoint == run.folder.checkpoint(7, 3)
         await run.staged()
         await run.staged()  # nothing is left to wait for
 
