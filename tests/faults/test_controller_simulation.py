@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import pytest
 
@@ -21,40 +19,20 @@ from argusrl.cluster.run_record import RunRecord
 from argusrl.cluster.targets import RayJobTarget
 from faults import simulated_controllers
 from faults.controller_simulation import Broken, simulate
+from faults.seeds import SHOWN, failing, failures_of
 
 EXHAUSTIVE = os.environ.get("ARGUSRL_FAULTS") == "all"
 SEEDS = int(os.environ.get("ARGUSRL_SEEDS", "1200")) // 10
-PROCESSES = int(os.environ.get("ARGUSRL_FAULT_PROCESSES", "1"))
-ONLY = os.environ.get("ARGUSRL_SEED")
-SHOWN = 10  # failures; more say nothing more
 MUTANT_SEEDS = 3000  # at most; each mutant below dies much sooner, but for one of RARER
 
 
 def failures(first: int, last: int) -> list[str]:
-    """Play seeds first … last - 1; one line for each that fails."""
-    found = []
-    for seed in range(first, last):
-        try:
-            simulate(seed)
-        except Broken as broken:
-            found.append(f"ARGUSRL_SEED={seed}: {broken}")
-        if len(found) == SHOWN:
-            break
-    return found
+    return failing(simulate, Broken, first, last)
 
 
 @pytest.mark.timeout(3 * 3600)
 def test_no_seed_breaks_an_invariant():
-    if ONLY:
-        found = failures(int(ONLY), int(ONLY) + 1)
-    elif PROCESSES == 1:
-        found = failures(0, SEEDS)
-    else:
-        chunk = 250
-        starts = range(0, SEEDS, chunk)
-        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-            parts = pool.map(failures, starts, [min(start + chunk, SEEDS) for start in starts])
-            found = [line for part in parts for line in part]
+    found = failures_of(failures, SEEDS, chunk=250)
     assert not found, "\n".join(found[:SHOWN])
 
 

@@ -7,49 +7,27 @@ ARGUSRL_SEED=4711 python -m pytest tests/faults/test_simulation.py
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 
 from argusrl.journal import commits, episodes, retention, segments
 from argusrl.storage import publish
 from argusrl.training.fence import Fence
+from faults.seeds import SHOWN, failing, failures_of
 from faults.simulation import Broken, simulate, simulated_storage
 
 SEEDS = int(os.environ.get("ARGUSRL_SEEDS", "700"))
-PROCESSES = int(os.environ.get("ARGUSRL_FAULT_PROCESSES", "1"))
-ONLY = os.environ.get("ARGUSRL_SEED")
-SHOWN = 10  # failures; more say nothing more
 MUTANT_SEEDS = 1500  # at most; each mutant below dies much sooner
 
 
 def failures(first: int, last: int) -> list[str]:
-    """Play seeds first … last - 1; one line for each that fails."""
-    found = []
     with simulated_storage():
-        for seed in range(first, last):
-            try:
-                simulate(seed)
-            except Broken as broken:
-                found.append(f"ARGUSRL_SEED={seed}: {broken}")
-            if len(found) == SHOWN:
-                break
-    return found
+        return failing(simulate, Broken, first, last)
 
 
 @pytest.mark.timeout(3 * 3600)
 def test_no_seed_breaks_an_invariant():
-    if ONLY:
-        found = failures(int(ONLY), int(ONLY) + 1)
-    elif PROCESSES == 1:
-        found = failures(0, SEEDS)
-    else:
-        chunk = 1000
-        starts = range(0, SEEDS, chunk)
-        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-            parts = pool.map(failures, starts, [min(start + chunk, SEEDS) for start in starts])
-            found = [line for part in parts for line in part]
+    found = failures_of(failures, SEEDS, chunk=1000)
     assert not found, "\n".join(found[:SHOWN])
 
 
